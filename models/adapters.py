@@ -1,8 +1,9 @@
 """LoRA adapters of PEFT (Hu et al. 2021, arXiv:2106.09685), merged into a model's matrices when it is loaded.
 
-A folder has `adapter_config.json` and `adapter_model.safetensors`, with two matrices for each linear layer that was trained:
-A `[r, in]` and B `[out, r]`. The layer's matrix W `[out, in]` becomes `W + s B A`, where `s` is `lora_alpha / r`, or
-`lora_alpha / sqrt(r)` with `use_rslora` (arXiv:2312.03732). Sums are in float32, and rounded once to the parameters' type.
+A folder has `adapter_config.json` and `adapter_model.safetensors`. The latter holds two matrices for each linear layer
+that was trained: A `[r, in]` and B `[out, r]`. The layer's matrix W `[out, in]` becomes `W + s B A`, where `s` is
+`lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora` (arXiv:2312.03732). Sums are computed in float32 and
+rounded once to the parameters' type.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from specjax.models.weights import Layout, Names, Part, listed, stored_parts
 
 Array = jax.Array
 
-# Fields that say nothing of what is merged, or that are read here; any other must be off.
+# Fields that do not affect the merge, or that are read here. Any other field must be off.
 _NEUTRAL = frozenset(
     "peft_type task_type base_model_name_or_path revision inference_mode r lora_alpha use_rslora lora_dropout target_modules "
     "exclude_modules layers_to_transform layers_pattern auto_mapping peft_version megatron_core init_lora_weights eva_config "
@@ -39,12 +40,12 @@ _PAIR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """A folder's matrices, of which nothing was read.
+    """The adapter matrices of a folder, not read yet.
 
     Attributes:
-      folder: where it is.
+      folder: its path.
       scale: s.
-      pairs: A and B by the name of the tensor that they change.
+      pairs: A and B, by the name of the tensor that they change.
     """
 
     folder: Path
@@ -53,10 +54,10 @@ class Adapter:
 
 
 def read(folder: str | os.PathLike[str]) -> Adapter:
-    """Reads what a folder holds.
+    """Finds the adapter of a folder.
 
     Raises:
-      ModelError: where there is no such folder, or it has more than LoRA's two matrices of linear layers.
+      ModelError: if there is no such folder, or if it holds more than LoRA's two matrices per linear layer.
     """
     folder = Path(folder).expanduser()
     file, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
@@ -90,14 +91,14 @@ def _scale(file: Path, config: dict[str, Any]) -> tuple[float, int]:
     """s, and r."""
     kind, rank = config.get("peft_type"), config.get("r")
     if kind != "LORA":
-        raise ModelError(f"{file}: peft_type {shown(kind)} is not supported; LORA is merged")
+        raise ModelError(f"{file}: peft_type {shown(kind)} is not supported; only LORA can be merged")
     odd = [name for name, value in config.items() if name not in _NEUTRAL and value not in (None, False, [], {}, "")]
     odd += [name for name, off in (("bias", "none"), ("fan_in_fan_out", False)) if config.get(name, off) != off]
     start = config.get("init_lora_weights")
     odd += [] if any(start is plain or start == plain for plain in _PLAIN_STARTS) else ["init_lora_weights"]
     if odd:
         said = ", ".join(f"{name} {shown(config[name])}" for name in odd)
-        raise ModelError(f"{file}: {said} is not supported; plain LoRA of linear layers is merged")
+        raise ModelError(f"{file}: {said} is not supported; only plain LoRA of linear layers can be merged")
     if not is_size(rank):
         raise ModelError(f"{file}: r must be a positive integer, not {shown(rank)}")
     alpha = positive("lora_alpha", config.get("lora_alpha"))
@@ -105,7 +106,7 @@ def _scale(file: Path, config: dict[str, Any]) -> tuple[float, int]:
 
 
 def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
-    """Parameters with an adapter's sums. Those that it changes are given up.
+    """The parameters with the adapter added. The arrays that it changes are given up.
 
     Args:
       params: of the model, as they are stored (without copies of kv-heads).
@@ -114,7 +115,7 @@ def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
       layout: see `specjax.models.weights.Layout`.
 
     Raises:
-      ModelError: naming every layer that the model has not, or has in other sizes.
+      ModelError: naming every layer that the model lacks or has in another size.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(params)
     stored, problems = stored_parts(leaves, names, layout), []

@@ -1,4 +1,4 @@
-"""Attention over a cache and a block with ancestors, as a token mixer: grouped heads, ropes, windows, sinks and the rest.
+"""Attention as a token mixer, over a cache and a block with ancestors: grouped heads, ropes, windows, sinks and more.
 
 Shapes: `B` rows, `T` block tokens, `E` width, `N` heads, `K` kv-heads, `H` head width.
 """
@@ -25,24 +25,24 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig(MixerConfig):
-    """The attention of a layer; names follow Hugging Face's `config.json`, where it has one.
+    """The attention of a layer. Names follow Hugging Face's `config.json` where it has one.
 
     Attributes:
       num_attention_heads: N.
       num_key_value_heads: K.
       head_dim: H.
-      rope: None: queries and keys have no positions.
-      window: how many tokens a query sees back to, itself among them; None: all.
+      rope: the rotary embedding; None: queries and keys have no positions.
+      window: how many tokens a query sees, counting back from and including itself; None: all.
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
-      qk_norm: of the heads of queries and keys, before the rope.
-      qk_wide_norm: of queries and keys over all heads at once, before they are split (OLMo).
-      scale: what scores are multiplied by; None: H^-0.5.
+      qk_norm: the norm of each head of queries and keys, before the rope.
+      qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
+      scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
-      sinks: whether a learned score of every head takes part in its softmaxes, without a value.
-      value_is_key: whether values are what the key projection gives, before its norm and rope.
-      value_norm: of values, without a scale.
-      source: the layer whose keys and values this one reads, of those before it; None: it has its own.
+      sinks: whether every head has a learned score without a value that takes part in its softmaxes.
+      value_is_key: whether values are the output of the key projection, before norm and rope.
+      value_norm: the norm of values, without a scale.
+      source: the earlier layer whose keys and values this one reads; None: it has its own.
     """
 
     name: ClassVar[str] = "attention"
@@ -66,7 +66,7 @@ class AttentionConfig(MixerConfig):
     def build(
         self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, inputs: int | None = None
     ) -> "Attention":
-        """The module; `inputs` is the width of what it reads, where that is not the model's."""
+        """The module. `inputs` is the width of its input where that is not the model's."""
         return Attention(self, width, dtype, rngs, kernel, inputs)
 
     @property
@@ -84,7 +84,7 @@ class AttentionConfig(MixerConfig):
         return self.rope, self.head_dim
 
     def tables(self, positions: Array, longest: int) -> tuple[Array, Array] | None:
-        """The rope's; see `specjax.models.ropes.tables_of`."""
+        """The rope's tables; see `specjax.models.ropes.tables_of`."""
         return None if self.rope is None else rope_tables(self.rope, self.head_dim, positions, longest)
 
 
@@ -140,9 +140,10 @@ class Attention(Mixer):
         return self._placed(self.k(x), "k", rope)
 
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
-        """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
-        `shared` is its pair of the block; `cache` may say more, see `Slots`. Returns the output and the block's (key, value),
-        and its queries where the cache asks for them."""
+        """Returns the output, the block's (key, value), and the block's queries where the cache asks for them.
+
+        `cache` and `past` are this layer's (key, value) pairs, or None. A layer that shares another layer's pairs takes
+        that layer's, and `shared` is that layer's pair for the block. `cache` may hold more; see `Slots`."""
         c = self.config
         batch, length, _ = x.shape
         q = self._placed(self.q(x), "q", rope)

@@ -1,7 +1,7 @@
-"""Parameters from byte ranges of safetensors files: a host reads what its devices own, and that once.
+"""Parameters from byte ranges of safetensors files: a host reads only what its devices own, and reads it once.
 
-A range is read a piece at a time, converted and laid out straight into the memory of the array that it belongs to. Besides
-its own shards a host so holds a few pieces, and where devices have memory of their own, the few arrays that are on the way.
+A range is read a piece at a time, converted, and written straight into the memory of its array. So a host holds its own
+shards and a few pieces. Where devices have their own memory, it also holds the few arrays in transit.
 """
 
 import concurrent.futures
@@ -19,12 +19,12 @@ from specjax.models.errors import ModelError
 from specjax.models.tensors import Tensor
 
 PIECE = 1 << 20
-"""Bytes that are read at a time; rows of a matrix that is transposed should stay in a core's cache."""
+"""Bytes read at a time; the rows of a matrix that is transposed should stay in a core's cache."""
 READERS = 4
-"""Parameters that are read at a time."""
+"""Parameters read at a time."""
 
 Box = tuple[tuple[int, int], ...]
-"""First and one past the last index of every dimension."""
+"""The first index, and one past the last, of every dimension."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Source:
     """The place of a stored parameter.
 
     Attributes:
-      tensor: the whole of it.
-      transposed: whether its last two dimensions are the other way round in the file.
+      tensor: the whole tensor.
+      transposed: whether the file has its last two dimensions in the opposite order.
       dtype: its type as a parameter; None: as the reader says.
     """
 
@@ -51,14 +51,14 @@ class Source:
         return place_one(self, dtype, place)
 
     def rows(self, start: int, stop: int) -> "Source":
-        """With some rows of its tensor alone."""
+        """The source with only some rows of its tensor."""
         return dataclasses.replace(self, tensor=self.tensor.rows(start, stop))
 
     def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
         """Reads boxes of the parameter into arrays of their shapes.
 
         Raises:
-          ModelError: where the file ends before it should.
+          ModelError: if the file is too short.
         """
         turn = lambda x: x.swapaxes(-1, -2) if self.transposed else x
         fill(self.tensor, [(stored_shape(box, self.transposed), turn(own)) for box, own in wanted])
@@ -66,10 +66,10 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The place of a stored parameter of which the file has a tensor for every index of its first axis.
+    """The place of a parameter that the file stores as one tensor per index of its first axis.
 
     Attributes:
-      parts: of every index, alike in shape.
+      parts: the source for each index; all have the same shape.
       dtype: see `Source`.
     """
 
@@ -93,7 +93,7 @@ class Stack:
 
 
 def stored_shape(shape: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
-    """The shape in the file of a parameter of this shape, and the other way round; of a `Box` likewise."""
+    """Converts a shape or a `Box` of a parameter to that in the file, and back."""
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
 
@@ -101,20 +101,21 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     """Arrays from their sources.
 
     Args:
-      sources: a pytree of `Source`s and `Stack`s, or of others that are `placed` and may make several arrays of one parameter.
-      dtype: of the arrays whose source names none.
-      places: a pytree like it, of shardings; None: the default device.
-      advance: called with the number of parameters that were read since the last call.
+      sources: a pytree of `Source`s and `Stack`s, or of other sources with `placed`, which may make several arrays from
+        one parameter.
+      dtype: the type of arrays whose source names none.
+      places: a pytree of shardings like `sources`; None: the default device.
+      advance: called with the number of parameters read since the last call.
 
     Raises:
-      ModelError: where a file ends before it should.
+      ModelError: if a file is too short.
     """
     leaves, tree = jax.tree.flatten(sources)
     where = [None] * len(leaves) if places is None else tree.flatten_up_to(places)
     arrays, (default,) = [], jax.device_put(0).devices()
 
     def read_one(source: Any, place: Any) -> Any:
-        with jax.default_device(default):  # a thread does not have what its caller set for a while
+        with jax.default_device(default):  # a thread does not inherit what its caller set by a context manager
             return source.placed(dtype, place)
 
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
@@ -125,17 +126,17 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
 
 
 def place_one(source: Source | Stack, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
-    """One array, once it lies on its devices: of every slice that several of them hold, the file is read once."""
+    """One array, returned once it is on its devices. A slice that several devices hold is read from the file once."""
     room = Room(source.shape, dtype if source.dtype is None else source.dtype, place)
     source.fill(list(room.buffers.items()))
     return room.array()
 
 
 class Room:
-    """Memory on this host for every slice of an array that its devices hold, and then the array.
+    """Host memory for the slices of an array that this host's devices hold, and the array made from it.
 
     Attributes:
-      buffers: one for each slice, on any device; they are to be filled.
+      buffers: one for each slice; the caller fills them.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, place: jax.sharding.Sharding | None):
@@ -150,7 +151,7 @@ class Room:
         self.buffers = {box: _aligned(tuple(stop - start for start, stop in box), kind) for box in self._owners}
 
     def array(self) -> jax.Array:
-        """The array, once it lies on its devices."""
+        """The array, returned once it is on its devices."""
         own = [jax.device_put(self.buffers[box], device) for box, devices in self._owners.items() for device in devices]
         jax.block_until_ready(own)
         return own[0] if self.place is None else jax.make_array_from_single_device_arrays(self.shape, self.place, own)
@@ -162,7 +163,7 @@ def fill(tensor: Tensor, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
     Boxes of the same rows are read together.
 
     Raises:
-      ModelError: where the file ends before it should.
+      ModelError: if the file is too short.
     """
     if tensor.read is not None:
         tensor.read(list(wanted))
@@ -181,7 +182,7 @@ def fill(tensor: Tensor, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
 
 
 def _fill_columns(stream, tensor, shape, rows, columns, parts) -> None:
-    """`parts`: which of these columns go into which array."""
+    """Fills arrays with columns; `parts` says which columns go into which array."""
     kind, (*lead, (first, last)) = tensor.kind, rows
     start, width = columns[0], columns[1] - columns[0]
     step = max(1, PIECE // (width * kind.itemsize))
@@ -206,9 +207,9 @@ def equal(a: Tensor, b: Tensor, share: tuple[int, int] = (0, 1)) -> bool:
     """Whether two tensors hold the same numbers, read a piece at a time.
 
     Args:
-      a: one.
-      b: another.
-      share: of (i, n), every nth piece beginning with the ith is compared.
+      a: one tensor.
+      b: the other.
+      share: for (i, n), every nth piece beginning with the ith is compared.
     """
     if a.shape != b.shape:
         return False
@@ -228,7 +229,7 @@ def equal(a: Tensor, b: Tensor, share: tuple[int, int] = (0, 1)) -> bool:
 
 
 def _equal_rows(a: Tensor, b: Tensor, share: tuple[int, int]) -> bool:
-    """`equal` of matrices of which one is no piece of a file."""
+    """`equal` for matrices of which at least one is not stored as plain bytes of a file."""
     (rows, columns), (first, of) = a.shape, share
     step = max(1, PIECE // 4 // columns)
     for begin in range(first * step, rows, of * step):
@@ -261,7 +262,7 @@ def _copy(numbers: np.ndarray, into: np.ndarray) -> None:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that XLA takes for a CPU's as it is, without a copy: it begins at a multiple of 64 bytes."""
+    """An array that XLA uses on a CPU without a copy: it begins at a multiple of 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
@@ -273,7 +274,7 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans in order, those that meet as one.
+    """The spans in order; adjacent spans are joined.
 
     >>> _joined([(4, 6), (0, 2), (2, 4), (8, 9)])
     [(0, 6), (8, 9)]

@@ -1,27 +1,28 @@
-"""Chat templates that jinja2 renders alone, with what transformers makes of them."""
+"""Chat templates that jinja2 alone renders, with the same result as transformers."""
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception"}
-"""What a template may read; one that reads anything else (tokens, tools, dates) is left to transformers."""
+"""The variables that a template may read. A template that reads anything else (tokens, tools, dates) is left to
+transformers."""
 
 
 def is_plain(template: Any) -> bool:
-    """Whether a template reads messages, and nothing that transformers alone knows of."""
+    """Whether a template reads messages and nothing that only transformers provides."""
     if not isinstance(template, str):
         return False
     from jinja2 import TemplateError, meta
 
     try:
         return meta.find_undeclared_variables(_environment().parse(template)) <= _GIVEN
-    except TemplateError:  # a tag of transformers' own among others
+    except TemplateError:  # for example, one of transformers' own tags
         return False
 
 
 def are_plain(messages: Any) -> bool:
-    """Whether there are messages, and they have a role and content of text, or of parts of text, and nothing more."""
+    """Whether there are messages, each with only a role and content, and the content is text or parts of text."""
     return (
         bool(messages)
         and isinstance(messages, Sequence)
@@ -43,7 +44,7 @@ def _are_parts(content: Any) -> bool:
 
 
 def render(template: str, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = False) -> str:
-    """Messages in a plain template; raises what the template raises.
+    """Renders messages by a plain template; raises whatever the template raises.
 
     >>> render("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}", [{"role": "user", "content": "Hi"}])
     'user: Hi '

@@ -1,7 +1,7 @@
-"""Checksums of a checkpoint's files, kept beside it: what is damaged is found before it is read, and said in one line.
+"""Checksums of a checkpoint's files, kept beside it: damage is found before loading and reported in one line.
 
-Files are read in pieces, by a few threads, and of many processes each reads a part: a check costs a host its share of the
-checkpoint once more, from memory where the system keeps what was read.
+A few threads read files in pieces, and each of several processes reads a part. So a check reads a host's share of the
+checkpoint once more, from memory where the system has it cached.
 """
 
 import concurrent.futures
@@ -19,22 +19,24 @@ from specjax.models.json_file import read_json
 from specjax.sharding import distributed
 
 PIECE = 16 << 20
-"""Bytes that have a checksum of their own."""
+"""Bytes covered by one checksum."""
 
 
 def write(folder: Path, part: str) -> None:
-    """Notes the files under `part` in `part.crc32.N.json` beside it. Every process N does so for those that it wrote.
+    """Records checksums of the files under `part` in `part.crc32.N.json` beside it. Each process N records the files
+    that it wrote.
 
     Args:
       folder: the model's.
-      part: the name of the checkpoint in it. What Orbax wrote in process N lies in its `ocdbt.process_N`.
+      part: the name of the checkpoint in the folder. The files that Orbax wrote in process N are in its
+        `ocdbt.process_N`.
     """
     index, count = jax.process_index(), jax.process_count()
     others = {f"ocdbt.process_{i}" for i in range(count)} - {f"ocdbt.process_{index}"}
     home = folder / part
     files = sorted(file for file in home.rglob("*") if file.is_file())
     own = [file for file in files if file.relative_to(home).parts[0] not in others]
-    if index:  # what no process wrote alone is the first one's
+    if index:  # files that no single process wrote belong to the first process
         own = [file for file in own if file.relative_to(home).parts[0] == f"ocdbt.process_{index}"]
     spans = [(file, start) for file in own for start in range(0, file.stat().st_size, PIECE)]
     sums: dict[Path, list[str]] = {file: [] for file in own}
@@ -49,15 +51,15 @@ def write(folder: Path, part: str) -> None:
 
 
 def check(folder: Path, part: str, processes: Iterable[int] = ()) -> None:
-    """Compares the files under `part` with what was noted; without notes there is nothing to compare.
+    """Compares the files under `part` with the recorded checksums, if there are any.
 
     Args:
       folder: see `write`.
       part: see `write`.
-      processes: those that call this together and divide the work, if they are all there are.
+      processes: the processes that call this together; they divide the work if they are all of the program's processes.
 
     Raises:
-      ModelError: naming a file that is missing, of another size, or changed; in all of these processes.
+      ModelError: in all of these processes; names a file that is missing, changed or of another size.
     """
     together = len({*processes}) == jax.process_count() > 1
     index, count = (jax.process_index(), jax.process_count()) if together else (0, 1)
@@ -69,7 +71,7 @@ def check(folder: Path, part: str, processes: Iterable[int] = ()) -> None:
 
 
 def _problem(folder: Path, part: str, index: int, count: int) -> str | None:
-    """The first damage among every `count`th piece from `index` on."""
+    """The first damage found in every `count`th piece, starting at `index`."""
     spans: list[tuple[Path, int]] = []
     wanted: list[str] = []
     for note in sorted(folder.glob(f"{part}.crc32.*.json")):

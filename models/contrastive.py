@@ -11,19 +11,18 @@ from specjax.models.paired import Paired
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Paired):
-    """The distribution of a model without what a weaker one says as well: `(1 + beta) * own - beta * other` in
-    log-probabilities.
+    """A model contrasted with a weaker one: `(1 + beta) * own - beta * other` in log-probabilities.
 
-    Tokens of less than `alpha` times the likeliest one's probability under the model are removed. The amateur reads the same
+    Tokens below `alpha` times the probability of the model's likeliest token are removed. The amateur reads the same
     text. Parameters are {`lm`, `amateur`}.
 
     Attributes:
-      amateur: the weaker model, of the same vocabulary.
-      alpha: in (0, 1]; 1 leaves the likeliest token alone.
+      amateur: the weaker model, with the same vocabulary.
+      alpha: in (0, 1]; 1 keeps only the likeliest token.
       beta: at least 0; at 0 only the cut remains.
 
     Raises:
-      ValueError: where alpha or beta is out of range, or the vocabularies have other sizes.
+      ValueError: if alpha or beta is out of range, or if the vocabularies differ in size.
     """
 
     amateur: LM

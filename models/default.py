@@ -1,4 +1,4 @@
-"""The model that is meant where none is named."""
+"""The default model."""
 
 DEFAULT_MODEL = "tiny"
-"""A shipped target; what is shipped beside a target has its name in front."""
+"""A shipped target. The names of drafters and heads shipped with it begin with its name."""

@@ -1,11 +1,11 @@
-"""Matrices in bfloat16 whose exponents are Huffman codes: the leaf that stands for one in a params pytree, and its encoder.
+"""Matrices in bfloat16 with Huffman-coded exponents: the leaf for one in a params pytree, and its encoder.
 
-DFloat11 (Zhang et al. 2025, arXiv:2504.11651): the exponents of a matrix's numbers are few and unevenly frequent, so that
-their codes take about a third of eight bits; the other eight bits of a number are kept as they are. Every number comes back
-bit for bit.
+DFloat11 (Zhang et al. 2025, arXiv:2504.11651): a matrix has few distinct exponents, of uneven frequency, so their codes
+take about a third of eight bits. The other eight bits of a number are stored unchanged. Every number is restored bit
+for bit.
 
-The codes lie in lanes of their own (`specjax.kernels.exponents`), not in one stream as the authors' files have them
-(`specjax.models.packed.dfloat11`): so they have the axes of their matrix, and a mesh splits them.
+The codes are stored in separate lanes (`specjax.kernels.exponents`). The authors' files have one stream
+(`specjax.models.packed.dfloat11`). With lanes, the codes have the axes of their matrix, so a mesh can split them.
 Shapes: `E` inputs, `F` outputs, `S` runs of an output's inputs, `W` words of a run.
 """
 
@@ -27,7 +27,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Coded(Matrix):
-    """A kernel or a table in bfloat16, without loss.
+    """A bfloat16 kernel or table, compressed without loss.
 
     Attributes:
       like: `[..., 1, 1]`, one number of the type that the matrix is used in.
@@ -58,7 +58,7 @@ class Coded(Matrix):
         return dataclasses.replace(self, rest=row(self.rest), codes=row(self.codes))
 
     def numbers(self, after: Array | None = None) -> Array:
-        """The matrix, in bfloat16; `after`, where given, is there before."""
+        """The matrix in bfloat16, computed only after `after`, if given."""
         turned = self.codes.shape[-1] != self.rest.shape[-1]  # runs lie along the last axis of a table
         own = self.T if turned else self
         found = numbers(own.rest, own.codes, own.table, after)
@@ -71,8 +71,8 @@ def encoded(matrix: np.ndarray, axis: int, run: int, dtype: Any) -> Coded:
     Args:
       matrix: `[..., E, F]` or `[V, E]`, bfloat16.
       axis: of the inputs, counted from the end.
-      run: how many inputs of an output lie in a lane; it divides them. 0: all.
-      dtype: the type that it is used in.
+      run: how many inputs of an output are in one lane, a divisor of their number; 0: all.
+      dtype: the type in which it is used.
     """
     if axis == -1:
         return encoded(matrix.swapaxes(-1, -2), -2, run, dtype).T
@@ -102,7 +102,7 @@ def _encoded(matrix: np.ndarray, run: int) -> tuple[np.ndarray, np.ndarray, np.n
             taken += lengths[own]
         joined <<= (64 - taken - (at & 31)).astype(np.uint64)
         for half, shift in ((0, 32), (1, 0)):
-            word = np.minimum((at >> 5) + half, len(codes) - 1)[None]  # nothing goes after the last one
+            word = np.minimum((at >> 5) + half, len(codes) - 1)[None]  # nothing is written after the last word
             part = (joined >> np.uint64(shift)).astype(np.uint32)[None]
             part = np.where((at >> 5) + half < len(codes), part, np.uint32(0))
             np.put_along_axis(codes, word, np.take_along_axis(codes, word, 0) | part, 0)
@@ -111,13 +111,13 @@ def _encoded(matrix: np.ndarray, run: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def code_lengths(counts: np.ndarray) -> np.ndarray:
-    """Bits of each symbol's code in the shortest prefix code of at most `LONGEST` bits; 0 of symbols that there are not.
+    """The bits of each symbol's code in the shortest prefix code of at most `LONGEST` bits; 0 for absent symbols.
 
-    Packages of pairs are merged level by level (Larmore and Hirschberg 1990): as often as a symbol is in the `2 (n - 1)`
-    lightest packages, so many bits has its code.
+    Packages of pairs are merged level by level (Larmore and Hirschberg 1990). A symbol's code has as many bits as the
+    symbol has occurrences in the `2 (n - 1)` lightest packages.
 
     Args:
-      counts: of every symbol, `[256]`; they all fit in such a code.
+      counts: the frequency of every symbol, `[256]`; the symbols must fit in such a code.
 
     >>> code_lengths(np.array([5, 0, 1, 2]))
     array([1, 0, 2, 2])
@@ -137,7 +137,7 @@ def code_lengths(counts: np.ndarray) -> np.ndarray:
 
 
 def code_table(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What decodes the code of these lengths, `[256]` uint16, and the code of each symbol, `[256]` uint64."""
+    """The decoding table for code lengths, `[256]` uint16, and each symbol's code, `[256]` uint64."""
     table, first, code = np.zeros(2**LONGEST, np.uint16), np.zeros(len(lengths), np.uint64), 0
     for symbol in sorted(np.flatnonzero(lengths), key=lambda symbol: lengths[symbol]):
         span = 2 ** (LONGEST - int(lengths[symbol]))
@@ -147,7 +147,7 @@ def code_table(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def usual_words(run: int) -> int:
-    """Words of a run of normal random numbers of one scale, as the longest of a few hundred thousand is.
+    """The words of the longest of a few hundred thousand runs of normal random numbers of one scale.
 
     >>> usual_words(128), usual_words(1024)
     (13, 91)
@@ -159,7 +159,7 @@ _MEAN, _SPREAD = 2.65, 1.09  # bits of a code of such numbers
 
 
 def is_exact(numbers: np.ndarray) -> bool:
-    """Whether bfloat16 holds numbers of float32 as they are."""
+    """Whether bfloat16 represents these float32 numbers exactly."""
     return not (np.ascontiguousarray(numbers, np.float32).view(np.uint32) & 0xFFFF).any()
 
 

@@ -1,8 +1,9 @@
-"""DiffusionGemma's text model: one stack of layers that reads final text as an encoder, and a canvas as a decoder.
+"""DiffusionGemma's text model: one stack of layers that encodes final text and decodes a canvas.
 
-The encoder's pass is causal and its keys and values are stored; the decoder's sees what is stored and all of its canvas, and
-stores nothing. They share every weight but a scalar a layer. The decoder's inputs are the canvas' embeddings mixed with a soft
-embedding of what it predicted in the pass before (self-conditioning, Chen et al. 2022, arXiv:2208.04202). Images are not read.
+The encoder's pass is causal, and its keys and values are stored. The decoder's pass sees the stored ones and its whole
+canvas, and stores nothing. Both share all weights except one scalar per layer. The decoder's inputs are the canvas'
+embeddings mixed with a soft embedding of its previous prediction (self-conditioning, Chen et al. 2022,
+arXiv:2208.04202). Images are not read.
 
 Shapes: `B` rows, `T` block tokens, `S` cache slots, `K` kv-heads, `H` head width, `E` width, `V` vocabulary.
 """
@@ -41,16 +42,16 @@ class DiffusionGemma(nnx.Module):
 def _abstract(config: DiffusionGemmaConfig, dtype: Any):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
     bare = dataclasses.replace(config, num_hidden_layers=0)
-    alike = [config.sliding_layers.index(kind) for kind in config.sliding_layers]  # the first layer of the same kind
+    alike = [config.sliding_layers.index(kind) for kind in config.sliding_layers]  # the first layer of each kind
     shell = lambda: DiffusionGemma(bare, dtype, nnx.Rngs(0))
     return nnx.split(abstract_stack(shell, lambda i: Layer(config, i, dtype, nnx.Rngs(0)), alike))
 
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionGemmaLM:
-    """DiffusionGemma as a `specjax.lm.LM`, the encoder, and `specjax.diffusion.canvas.CanvasLM` as a decoder.
+    """DiffusionGemma: its encoder is a `specjax.lm.LM`, its decoder a `specjax.diffusion.canvas.CanvasLM`.
 
-    As an encoder it reads no uncommitted tokens (`past`), starts at its first layer (no `partial`), and leaves none out.
+    The encoder reads no uncommitted tokens (`past`), starts at its first layer (no `partial`), and skips no layer.
     """
 
     config: DiffusionGemmaConfig
@@ -93,12 +94,11 @@ class DiffusionGemmaLM:
         """The encoder's pass.
 
         Raises:
-          ValueError: on what is not supported: `past`, `partial`, `block.unseen`, `block.embeddings` or `block.mixture`.
+          ValueError: on unsupported arguments: `past`, `partial`, `block.unseen`, `block.embeddings` or
+            `block.mixture`.
         """
         if any(x is not None for x in (past, partial, block.unseen, block.embeddings, block.mixture)):
-            raise ValueError(
-                "DiffusionGemma reads whole blocks of tokens after a cache without holes, and nothing else"
-            )
+            raise ValueError("DiffusionGemma reads nothing but whole blocks of tokens after a cache without holes")
         h, hidden, lo = self.embed(params, block.tokens), {}, 0
         deltas = []
         for stop in sorted({layer + 1 for layer in wants.hidden} | {self.num_layers}):
@@ -125,7 +125,9 @@ class DiffusionGemmaLM:
           ValueError: on `past` or `skip`, which are not supported.
         """
         if past is not None or skip is not None:
-            raise ValueError("DiffusionGemma's layers read no uncommitted tokens, and none is left out")
+            raise ValueError(
+                "DiffusionGemma's layers take no `past` or `skip`: no uncommitted tokens, no layer left out"
+            )
         everyone = jnp.ones((h.shape[0], 1, 1), bool)
         view = View(self._ropes(block.positions), block.length, block.visible, block.positions, everyone, block.causal)
         return self._layers(params, h, lo, hi, view, cache, block.positions)
@@ -166,7 +168,7 @@ class DiffusionGemmaLM:
         return KVDelta(below.key + above.key, below.value + above.value, below.positions)
 
     def embed(self, params: Any, tokens: Array) -> Array:
-        """Ids `[B, T]` to scaled embeddings `[B, T, E]` in float32; ids outside the vocabulary are read as token 0."""
+        """Scaled embeddings `[B, T, E]` of ids `[B, T]`, in float32. Ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
         return self._scaled(embedded(table, tokens, self.vocab_size), table.dtype)
 
@@ -191,7 +193,7 @@ class DiffusionGemmaLM:
             return cap * jnp.tanh(jnp.moveaxis(logits, 0, 2) / cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
-        """An empty cache of `capacity` slots per row: `[B, K, S, H]` a layer, with that layer's K and H."""
+        """An empty cache of `capacity` slots per row: `[B, K, S, H]` per layer, with that layer's K and H."""
         of = [self.config.heads(i) for i in range(self.num_layers)]
         make = lambda: tuple(jnp.zeros((batch, h.num_key_value_heads, capacity, h.head_dim), dtype) for h in of)
         return KVCache(make(), make())
@@ -207,7 +209,8 @@ class DiffusionGemmaLM:
         return param_axes(params)
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
+        """The units into which an axis can be split, where they are not its size (whole heads), and the sizes of
+        experts."""
         shared = math.gcd(self.config.sliding.num_key_value_heads, self.config.full.num_key_value_heads)
         return {"heads": self.config.num_attention_heads, "kv_heads": shared} | self.config.experts.axis_counts
 

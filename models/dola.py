@@ -1,4 +1,4 @@
-"""DoLa: a model's last layer against an earlier one of its own (Chuang et al. 2023, arXiv:2309.03883)."""
+"""DoLa: a model's last layer contrasted with one of its earlier layers (Chuang et al. 2023, arXiv:2309.03883)."""
 
 import dataclasses
 import math
@@ -18,19 +18,22 @@ Array = jax.Array
 class Dola:
     """An LM around another, whose scores are `final - early` in log-probabilities.
 
-    `early` is what the model's head says of the stream after one of some layers, at every place the one whose
-    distribution is farthest from the last one's (`divergence`). As in the released program the stream is not normed.
-    Tokens of less than `alpha` times the likeliest one's probability are removed. One pass; the head runs once more for
-    each of the layers. The released program and `transformers` 4 take one layer for all rows of a batch; here rows are
-    apart.
+    `early` is the head's output on the residual stream after one of the candidate layers. At every place, the layer is
+    the one whose distribution is farthest from the last layer's (`divergence`). As in the released program, the stream
+    is not normed.
+
+    Tokens below `alpha` times the likeliest token's probability are removed. A step is one pass; the head runs once
+    more for each candidate layer. The released program and `transformers` 4 choose one layer for all rows of a batch;
+    here each row has its own.
 
     Attributes:
       lm: the model.
-      early: those layers, 0-based, -1 for the embeddings; transformers counts from 1, with 0 for the embeddings.
+      early: the candidate layers, counted from 0, with -1 for the embeddings; transformers counts from 1, with 0 for
+        the embeddings.
       alpha: in (0, 1].
 
     Raises:
-      ValueError: where there is no such layer before the last one.
+      ValueError: if one of them is not a layer before the last.
     """
 
     lm: LM
@@ -54,7 +57,7 @@ class Dola:
         layers = [layer for layer in self.early if layer >= 0]
         if partial is not None and any(partial.lo > layer + 1 for layer in layers):
             raise ValueError(
-                "DoLa reads layers that this drafter has run apart: take one that leaves them to the model"
+                "DoLa reads layers that this drafter runs by itself: take a drafter that leaves them to the model"
             )
         hidden = tuple(sorted({*wants.hidden, *layers}))
         body = dataclasses.replace(wants, logits=True, topk=0, draw=False, hidden=hidden)
@@ -79,10 +82,10 @@ def contrasted(final: Array, early: list[Array], alpha: float) -> Array:
 
 
 def divergence(a: Array, b: Array) -> Array:
-    """How far two distributions are apart, `[B, T, 1]`, from log-probabilities: (KL(m | a) + KL(m | b)) / 2 with m = (a
-    + b) / 2.
+    """The distance of two distributions, `[B, T, 1]`, from log-probabilities: (KL(m | a) + KL(m | b)) / 2, m = (a + b)
+    / 2.
 
-    That is the released program's. The paper's, Jensen and Shannon's, has KL(a | m) and KL(b | m).
+    This is the released program's formula. The paper's, the Jensen-Shannon divergence, has KL(a | m) and KL(b | m).
     """
     middle = jnp.logaddexp(a, b) - math.log(2)
     to = lambda dist: jnp.where(middle > -jnp.inf, jnp.exp(middle) * (middle - dist), 0.0).sum(axis=-1, keepdims=True)
@@ -90,10 +93,11 @@ def divergence(a: Array, b: Array) -> Array:
 
 
 def layers_of(asked: Any, lm: LM) -> tuple[int, ...]:
-    """`Dola.early` for `transformers`' `dola_layers`: "low" or "high", every second layer of a half, or counts of layers.
+    """`Dola.early` for the `dola_layers` of `transformers`: "low" or "high" (every second layer of a half), or counts
+    of layers.
 
-    Of more than 40 layers these are of the first or the last 20. "low" begins with the embeddings (0), or where the head is
-    tied to them, which they say nothing with, with the second layer.
+    A model with more than 40 layers uses the first or the last 20 in place of a half. "low" begins with the embeddings
+    (0). With a tied head it begins with the second layer, because tied embeddings predict nothing.
 
     Args:
       asked: the setting.

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routers that choose a token's experts, and MLPs over exactly the tokens that chose them.
+"""Mixtures of experts: routers that choose experts for each token, and MLPs over exactly the tokens routed to them.
 
 Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts per token, `F` an expert's inner width.
 """
@@ -27,19 +27,19 @@ class ExpertsConfig:
       num_experts: X.
       num_experts_per_tok: k.
       moe_intermediate_size: F.
-      scoring: what makes scores of a router's logits. By `softmax`, over all experts, the k best are chosen (Qwen3-MoE); by
-        `sigmoid` those with the best sums of a score and a learned bias, which does not count in their weights (DeepSeek-V3,
-        arXiv:2412.19437, section 2.1.2); by `chosen` the k best of logits that have a bias, and then a softmax over those
-        (gpt-oss).
+      scoring: how a router's logits become scores. `softmax` is over all experts, and the k best are chosen
+        (Qwen3-MoE). `sigmoid` chooses the best sums of score and learned bias, and the bias does not count in the
+        weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `chosen` takes the k best logits, which have a bias, and
+        then a softmax over those (gpt-oss).
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
-      routed_scaling_factor: what the weights are multiplied by then.
-      n_group: groups of neighbours that the experts form.
-      topk_group: how many of the groups a token chooses from: those whose two best sums add up to most.
-      shared: experts besides that every token has, as one MLP of their common width; None: there are none.
-      dense: the MLP of the model's layers without experts, or what a file says of it where all have them; nothing computes
-        it here, and layers of drafters are as wide.
-      swiglu_limit: where given, what `ClampedExperts` keep their gates and inputs within.
-      swiglu_alpha: how steep the gates of those are.
+      routed_scaling_factor: a factor of the weights, applied after that.
+      n_group: the number of groups of adjacent experts.
+      topk_group: how many groups a token chooses from: those with the largest total of their two best sums.
+      shared: further experts that every token uses, as one MLP of their common width; None: there are none.
+      dense: the MLP of the model's layers without experts, or the file's description of it where all layers have
+        experts. It is not computed here; drafters' layers take its width.
+      swiglu_limit: if given, the limit of the gates and inputs of `ClampedExperts`.
+      swiglu_alpha: the steepness of their gates.
     """
 
     num_experts: int
@@ -57,7 +57,7 @@ class ExpertsConfig:
 
     @property
     def num_shared_experts(self) -> int:
-        """How many experts wide the shared ones are."""
+        """The width of the shared experts, in experts."""
         return 0 if self.shared is None else self.shared.intermediate_size // self.moe_intermediate_size
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> "SparseMLP":
@@ -66,7 +66,7 @@ class ExpertsConfig:
 
     @property
     def axis_counts(self) -> dict[str, int]:
-        """The sizes by which a mesh decides how experts are split; see `specjax.sharding.rules.partition`."""
+        """The sizes that decide how a mesh splits experts; see `specjax.sharding.rules.partition`."""
         return {"expert": self.num_experts, "expert_mlp": self.moe_intermediate_size}
 
 
@@ -96,14 +96,15 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
 def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
     """Tokens `[M, E]` through their experts `[M, k]`, summed by weight `[M, k]`.
 
-    Tokens are sorted by expert and multiplied group by group, however long a group is: none is dropped or padded, and what one
-    token gets does not depend on which experts the others chose. Where the ambient mesh gives every device some experts whole
-    (`specjax.sharding.rules.whole_experts`), a device computes what those give to all tokens of its rows, and the devices' sums
-    are added up.
+    Tokens are sorted by expert and multiplied group by group. No token is dropped or padded, whatever the length of a
+    group, and a token's result does not depend on the experts of other tokens.
+
+    The ambient mesh may give every device some whole experts (`specjax.sharding.rules.whole_experts`). Then a device
+    applies its experts to all tokens of its rows, and the devices' sums are added.
 
     Args:
-      own: an `nnx.Module`, whose parameters all lead with X, and whose `down.kernel` is `[X, F, E]`. Its `mlp` makes of tokens
-        `[R, E]`, sorted by expert, and of how many each expert has, `[X]`, outputs `[R, E]`.
+      own: an `nnx.Module`, whose parameters all lead with X, and whose `down.kernel` is `[X, F, E]`. Its `mlp` takes
+        tokens `[R, E]`, sorted by expert, and the number of each expert's tokens `[X]`, and returns `[R, E]`.
       x: the tokens.
       weights: in float32.
       experts: int32.
@@ -121,7 +122,7 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
 
         def mlp(x, sizes):
             here = (jnp.arange(x.shape[0]) < sizes[:number].sum())[:, None]
-            # what comes after is of other devices' experts, and a product leaves it undefined, as its derivative does
+            # later rows belong to other devices' experts; a product and its derivative leave them undefined
             return jnp.where(here, held.mlp(jnp.where(here, x, 0), sizes[:number]), 0)
 
         own_first = (experts - jax.lax.axis_index(axis) * number) % count
@@ -150,7 +151,7 @@ class Kernel(nnx.Module):
 
 
 class Router(nnx.Module):
-    """Products and scores are in float32, and so is the bias, whatever the type of the other parameters."""
+    """Chooses experts. Products, scores and the bias are float32, whatever the type of the other parameters."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal()
@@ -198,8 +199,9 @@ class Affine(nnx.Module):
 
 
 class ClampedExperts(nnx.Module):
-    """gpt-oss' experts: `down((up + 1) * gate * sigmoid(alpha * gate))`, where gates and ups are kept within a limit and lie
-    alternately in what one matrix makes."""
+    """gpt-oss' experts: `down((up + 1) * gate * sigmoid(alpha * gate))`.
+
+    Gates and ups are kept within a limit. One matrix makes both, alternately."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         X, F = config.num_experts, config.moe_intermediate_size  # noqa: N806
@@ -219,7 +221,7 @@ class ClampedExperts(nnx.Module):
 
 
 class SparseMLP(nnx.Module):
-    """The experts of a layer, in the place of its MLP."""
+    """The experts of a layer, in place of its MLP."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         self.router = Router(config, width, dtype, rngs)
@@ -236,5 +238,5 @@ class SparseMLP(nnx.Module):
         return out + self.shared(x) if self.shares else out
 
     def split_products(self) -> tuple[Any, ...]:
-        """None: a sum over experts is of float32."""
+        """None: sums over experts are float32."""
         return ()

@@ -1,13 +1,15 @@
-"""Matrices whose numbers have few bits: the leaf that stands for one in a params pytree, and products with it.
+"""Matrices whose numbers have few bits: the leaf for one in a params pytree, and products with it.
 
-A product multiplies the stored values, widened on their way into the matrix unit, and scales what comes out: one product where
-a channel has one scale, one for each group of inputs else, summed by their scales. So no compiler has a reason to write a whole
-matrix in another type to memory, as it does where scales are multiplied into values first (a TPU's and a GPU's both do).
+A product multiplies the stored values, widened on their way into the matrix unit, and scales the result. Where a
+channel has one scale, this is one product. Otherwise it is one product per group of inputs, and the scaled products are
+summed. So no compiler has a reason to write a whole matrix to memory in another type. The compilers for TPUs and GPUs
+both do that when the values are scaled first.
+
 Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share scales, 1 where a channel has one.
 
-A matrix that is as its file packs it (`specjax.models.packed_matrix`) is multiplied likewise, and what is added to its numbers
-is multiplied by the sums of each group's inputs. A matrix whose exponents are coded (`specjax.models.dfloat11`) is made plain
-just before it is multiplied, and one at a time.
+A packed matrix (`specjax.models.packed_matrix`) is multiplied in the same way, and its added minima are multiplied by
+the sums of each group's inputs. A matrix with coded exponents (`specjax.models.dfloat11`) is decoded just before it is
+multiplied, one matrix at a time.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ _ROWS = 8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantised(Matrix):
-    """`values * scale`, each scale being that of as many neighbours as `values` has more entries along that axis.
+    """The matrix `values * scale`. Each scale covers a group of adjacent values along the axis of the inputs.
 
     Attributes:
       scale: `[..., G, F]` of a kernel, `[V, G]` of a table of embeddings; in the type of the other parameters.
@@ -56,12 +58,13 @@ class Quantised(Matrix):
 
 
 def is_quantised(x: Any) -> bool:
-    """Whether a node of a params pytree stands for a matrix, a `Quantised`, a `Packed` or a `Coded`: what `is_leaf` asks."""
+    """Whether a node of a params pytree stands for a matrix (a `Quantised`, `Packed` or `Coded`); for use as
+    `is_leaf`."""
     return isinstance(x, Matrix)
 
 
 def plain(x: Any, dtype: Any = None) -> Any:
-    """The matrix as one array, in its own type or another; of a plain array that."""
+    """The matrix as one array, in its own type or in `dtype`. A plain array is returned as it is."""
     kind = x.dtype if dtype is None else dtype
     return (x.numbers() if is_quantised(x) else x).astype(kind)
 
@@ -72,7 +75,7 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
     Args:
       x: `[..., E]`.
       kernel: `[E, F]`, plain, `Quantised`, `Packed` or `Coded`.
-      dtype: of the product; None: that of `x`.
+      dtype: the type of the product; None: the type of `x`.
 
     Returns:
       `[..., F]`.
@@ -115,7 +118,7 @@ def _packed_dot(x: Array, kernel: Packed) -> Array:
 
 
 def _with_added(x: Array, product: Array, added: Array | None) -> Array:
-    """A product `[M, F]` in float32 with that of what is added to a group's numbers, `[G, F]`."""
+    """A float32 product `[M, F]` plus the product with the numbers added to each group, `[G, F]`."""
     if added is None:
         return product
     sums = x.astype(jnp.float32).reshape(x.shape[0], added.shape[0], -1).sum(axis=-1)
@@ -123,7 +126,7 @@ def _with_added(x: Array, product: Array, added: Array | None) -> Array:
 
 
 def scores(h: Array, kernel: Any) -> Array:
-    """Features `[B, T, E]` by an output head `[E, V]`, in whatever form: `[B, T, V]` in float32."""
+    """The product of features `[B, T, E]` and an output head `[E, V]` in any form: `[B, T, V]` in float32."""
     if isinstance(kernel, Coded):
         return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if is_quantised(kernel):
@@ -132,14 +135,14 @@ def scores(h: Array, kernel: Any) -> Array:
 
 
 def padded_rows(product: Callable[[Array], Array], x: Array) -> Array:
-    """A product with `x` `[B, T, E]`, which on TPUs has eight rows where a device has one.
+    """A product with `x` `[B, T, E]`; on TPUs one row per device is padded to eight.
 
-    A TPU's compiler gives a product of one row to the vector units, which by its own estimate take four times as long over a
-    large matrix as it takes to read it. Where a mesh splits the inputs, eight rows are summed over it.
+    A TPU's compiler gives a product of one row to the vector units. By its own estimate, these take four times as long
+    for a large matrix as reading it takes. Where a mesh splits the inputs, all eight rows are summed over the mesh.
 
     Args:
       product: `[B, T, F]` of `[B, T, E]`, row by row.
-      x: as it is where it has more rows, or other axes.
+      x: the operand; unchanged if it has more rows or other axes.
     """
     rows = parts(known_mesh(), "batch")
     if x.ndim != 3 or x.shape[1] != 1 or x.shape[0] not in (1, rows):
@@ -153,7 +156,7 @@ def padded_rows(product: Callable[[Array], Array], x: Array) -> Array:
 
 
 def rows(table: Any, ids: Array) -> Array:
-    """The rows `ids` `[...]` of a table `[V, E]`, in whatever form: `[..., E]`. No id may be outside."""
+    """The rows `ids` `[...]` of a table `[V, E]`, in whatever form: `[..., E]`. Every id must be in range."""
     if not is_quantised(table):
         return table.at[ids].get(mode="promise_in_bounds")
     return plain(table.take(ids.reshape(-1))).reshape(*ids.shape, -1)
@@ -162,8 +165,8 @@ def rows(table: Any, ids: Array) -> Array:
 def embedded(table: Any, tokens: Array, vocab_size: int) -> Array:
     """Embeddings `[..., E]` of ids `[...]` by a table `[V, E]`, in whatever form.
 
-    They are float32, as the residual stream is that they begin, so that the first norm rounds nothing. Ids outside the
-    vocabulary, which a table may be padded beyond, are read as token 0.
+    They are float32, like the residual stream that they begin, so that the first norm rounds nothing. Ids outside the
+    vocabulary are read as token 0, even where the table is padded beyond it.
     """
     known = (tokens >= 0) & (tokens < vocab_size)
     return rows(table, jnp.where(known, tokens, 0)).astype(jnp.float32)

@@ -1,21 +1,21 @@
-"""Fields of a `config.json`: each is of its kind and within reason, or one line names it."""
+"""Checks of the fields of a `config.json`: an error names a field with a wrong type or an unreasonable value."""
 
 from typing import Any, TypeGuard
 
 from specjax.models.errors import ModelError
 
 MOST_LAYERS = 1000
-"""No published model has a fifth of it, and reading a config takes a time that grows with its layers."""
+"""The most layers. No published model has a fifth of it, and the time to read a config grows with its layers."""
 MOST_EXPERTS = 100_000
-"""The most experts of a layer; a checkpoint has a tensor or more for each."""
+"""The most experts of a layer; a checkpoint has at least one tensor for each."""
 SLIDING, FULL = "sliding_attention", "full_attention"
-"""What `layer_types` calls a layer with a window, and one that attends to everything."""
+"""The names in `layer_types` of a layer with a window, and of one that attends to everything."""
 _MOST = 2**31 - 1  # what an index of 32 bits can count
 _LARGEST = 3e38  # what float32 holds
 
 
 def is_size(value: Any) -> TypeGuard[int]:
-    """Whether it counts something: an integer from 1 to 2^31 - 1."""
+    """Whether it is a size: an integer from 1 to 2^31 - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST
 
 
@@ -25,7 +25,7 @@ def is_id(value: Any) -> TypeGuard[int]:
 
 
 def is_positive(value: Any) -> TypeGuard[float]:
-    """Whether it is a number above 0 that float32 holds."""
+    """Whether it is a number above 0 that float32 can represent."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
@@ -33,7 +33,7 @@ def positive(name: str, value: Any) -> float:
     """A number above 0.
 
     Raises:
-      ModelError: where it is none.
+      ModelError: if it is not one.
     """
     if not is_positive(value):
         raise ModelError(f"config.json: {name} must be a positive number, not {shown(value)}")
@@ -52,7 +52,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def check_fixed(config: dict[str, Any], fixed: dict[str, tuple[Any, ...]], family: str) -> None:
-    """Raises ModelError where a field says something that its family never does; the first value allowed is the usual one."""
+    """Raises ModelError if a field has a value that its family never has; the first allowed value is the default."""
     for name, allowed in fixed.items():
         if name in config and config[name] not in allowed:
             raise ModelError(
@@ -72,10 +72,10 @@ def an_object(name: str, value: Any) -> dict[str, Any]:
 
 
 def layer_kinds(types: Any, layers: int) -> list[str]:
-    """`layer_types`: for every layer, whether it is `SLIDING` or `FULL`.
+    """`layer_types`: for every layer, `SLIDING` or `FULL`.
 
     Raises:
-      ModelError: where it is not.
+      ModelError: on any other value.
     """
     unknown = sorted({str(kind) for kind in types} - {SLIDING, FULL})
     if unknown or len(types) != layers:
@@ -85,12 +85,12 @@ def layer_kinds(types: Any, layers: int) -> list[str]:
 
 
 def check_depth(layers: int) -> None:
-    """Raises ModelError on more layers than any model has."""
+    """Raises ModelError for more layers than any model has."""
     if layers > MOST_LAYERS:
         raise ModelError(f"config.json: num_hidden_layers is {layers}; models of up to {MOST_LAYERS} layers are read")
 
 
 def shown(value: Any) -> str:
-    """A value for an error, not longer than a part of a line."""
+    """A value as an error message shows it, cut to part of a line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

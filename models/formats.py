@@ -1,9 +1,11 @@
-"""Formats in which a model's matrices are kept in few bits: which there are, and a matrix put into one.
+"""Formats that keep a model's matrices in few bits, and the conversion of matrices into them.
 
-Of the numbers that share a scale (an output's, or a group of an output's inputs) the greatest magnitude decides it, as in qwix
-(github.com/google/qwix): `scale = max|w| / most`, rounded to the type of the parameters, and then `round(w / scale)`. `most` is
-the largest integer and a half, so that the bucket of the largest one is as wide as the others; of float8 the largest number.
-DFloat11 is bfloat16 without loss.
+The numbers of an output, or of a group of its inputs, share a scale. Their greatest magnitude decides it, as in qwix
+(github.com/google/qwix): `scale = max|w| / most`, rounded to the type of the parameters. The stored values are
+`round(w / scale)`.
+
+For integers, `most` is the largest integer plus a half, so that the bucket of the largest is as wide as the others. For
+float8 it is the largest number. DFloat11 is bfloat16 without loss.
 """
 
 import abc
@@ -22,18 +24,18 @@ from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
 from specjax.models.weights import listed
 
-_LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # a smaller scale is that of zeros
+_LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # numbers with a smaller scale count as zeros
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 @dataclasses.dataclass(frozen=True)
 class Format(abc.ABC):
-    """One of them.
+    """A format.
 
     Attributes:
-      name: of it.
-      group: how many inputs of an output share a scale, or follow each other in codes; 0: all of them.
-      vocab: whether the table of embeddings and the output head are kept in it as well.
+      name: the format's name.
+      group: how many inputs of an output share a scale, or form one run of codes; 0: all of them.
+      vocab: whether the table of embeddings and the output head have the format too.
     """
 
     name: str
@@ -50,35 +52,35 @@ class Format(abc.ABC):
         return inputs_axis(path, self.vocab)
 
     def groups(self, inputs: int) -> int:
-        """How many groups so many inputs have."""
+        """The number of groups of so many inputs."""
         return inputs // self.group if self.group else 1
 
     def grouped(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """A matrix's shape with its groups for its inputs."""
+        """A matrix's shape with the number of groups in place of the inputs."""
         at = len(shape) + axis
         return (*shape[:at], self.groups(shape[at]), *shape[at + 1 :])
 
     @abc.abstractmethod
     def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> Any:
-        """What stands for a matrix, as `ShapeDtypeStruct`s."""
+        """The leaf for a matrix in this format, as `ShapeDtypeStruct`s."""
 
     @abc.abstractmethod
     def leaf(self, x: Any, axis: int) -> Any:
-        """What stands for a matrix that is there.
+        """The leaf for a given matrix in this format.
 
         Raises:
-          ModelError: where it cannot be kept in it.
+          ModelError: if the format cannot hold it.
         """
 
     @abc.abstractmethod
     def source(self, source: Source | Stack, axis: int) -> Any:
-        """What reads a matrix into what stands for it; see `specjax.models.byte_ranges.read`."""
+        """The source that reads a matrix into its leaf; see `specjax.models.byte_ranges.read`."""
 
     def check(self, shapes: Any) -> None:
-        """Whether all matrices can be kept in it.
+        """Checks that the format can hold all matrices.
 
         Raises:
-          ModelError: naming those whose inputs the groups do not divide, and a group that does.
+          ModelError: naming matrices whose inputs the group size does not divide, and a group size that does.
         """
         sizes = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
@@ -94,7 +96,7 @@ class Format(abc.ABC):
             )
 
     def shapes(self, shapes: Any) -> Any:
-        """A params pytree of `ShapeDtypeStruct`s, with those of few bits as such.
+        """A params pytree of `ShapeDtypeStruct`s, converted to this format.
 
         Raises:
           ModelError: see `check`.
@@ -103,7 +105,7 @@ class Format(abc.ABC):
         return self.each(self.shape, shapes)
 
     def params(self, params: Any) -> Any:
-        """Plain parameters in this format, where they lie.
+        """Plain parameters converted to this format, on the devices that hold them.
 
         Raises:
           ModelError: see `check` and `leaf`.
@@ -112,7 +114,7 @@ class Format(abc.ABC):
         return self.each(self.leaf, params)
 
     def each(self, change: Callable[[Any, int], Any], tree: Any) -> Any:
-        """A pytree like the parameters with `change(leaf, axis)` for those that are put into it."""
+        """A pytree like the parameters, with `change(leaf, axis)` for those that have this format."""
 
         def one(path, leaf):
             axis = self.axis_of(path)
@@ -123,7 +125,7 @@ class Format(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Format):
-    """Numbers of few bits, groups of which share a scale.
+    """A format of values with few bits, groups of which share a scale.
 
     Attributes:
       kind: the type of the values.
@@ -147,7 +149,7 @@ class Scaled(Format):
         greatest = xp.max(xp.abs(split), axis=at + 1, keepdims=True)
         scale = greatest / xp.full_like(greatest, self.most)
         scale = xp.where(scale < _LEAST, np.float32(1), scale).astype(dtype)
-        whole = xp.where(scale == 0, np.float32(1), scale.astype(np.float32))  # too small for a narrow type
+        whole = xp.where(scale == 0, np.float32(1), scale.astype(np.float32))  # may underflow in a narrow type
         values = split / xp.broadcast_to(whole, split.shape)
         if jnp.issubdtype(self.kind, jnp.integer):
             values = xp.clip(xp.round(values), np.float32(-self.most - 0.5), np.float32(self.most - 0.5))
@@ -162,7 +164,7 @@ class Scaled(Format):
 
     def leaf(self, x: Any, axis: int) -> Quantised:
         """See `Format.leaf`."""
-        # not jitted, and divided by whole arrays: a compiler multiplies by the reciprocals of few numbers, and numpy divides
+        # not jitted, and divided by whole arrays: a compiler would multiply by reciprocals where numpy divides
         return Quantised(*self.quantise(x.astype(jnp.float32), axis, x.dtype, jnp))
 
     def source(self, source: Source | Stack, axis: int) -> quantising.QuantisedSource:
@@ -175,7 +177,8 @@ class Lossless(Format):
     """bfloat16 with coded exponents; see `specjax.models.dfloat11`. A group is the run of a lane."""
 
     def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> dfloat11.Coded:
-        """See `Format.shape`. How many words a run has depends on the numbers: it is what random ones of one scale take."""
+        """See `Format.shape`. The number of words per run depends on the numbers; this is the count for random numbers
+        of one scale."""
         runs, at = self.grouped(leaf.shape, axis), len(leaf.shape) - 2
         words = dfloat11.usual_words(leaf.shape[axis] // runs[axis])
         lead = leaf.shape[:at]
@@ -186,9 +189,9 @@ class Lossless(Format):
         )  # fmt: skip
 
     def leaf(self, x: Any, axis: int) -> dfloat11.Coded:
-        """See `Format.leaf`; on the host, which must hold all of it."""
+        """See `Format.leaf`. Runs on the host, which must hold the whole matrix."""
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            raise ModelError(f"several processes hold the parameters: {self.name} is for folders of safetensors there")
+            raise ModelError(f"several processes hold the parameters: for {self.name}, load a folder of safetensors")
         own = np.asarray(x)
         if own.dtype != dfloat11.BFLOAT16 and not dfloat11.is_exact(own):
             raise ModelError(quantising.NOT_EXACT)
@@ -208,18 +211,18 @@ FORMATS = {
         Lossless("dfloat11", 128),
     )
 }
-"""By name."""
+"""The formats by name."""
 
 
 def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
-    """The axis of a parameter's inputs, along which numbers form groups; None of one that stays plain.
+    """The axis of a parameter's inputs, along which numbers form groups; None for a parameter that stays plain.
 
-    Kernels of linear layers and experts are put into few bits. Routers are not: they are small, and choose.
+    Kernels of linear layers and experts get few bits. Routers stay plain: they are small, and they choose.
 
     Args:
-      path: of the parameter.
-      vocab: whether the table of embeddings and the output head are put into few bits as well.
-    """
+      path: the parameter's path.
+      vocab: whether the table of embeddings and the output head get few bits too.
+      """
     keys = [key.key for key in path if hasattr(key, "key")]
     if keys == ["embed", "embedding"]:
         return -1 if vocab else None
@@ -228,13 +231,13 @@ def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
 
 
 def read_format(line: str | Format | None) -> Format | None:
-    """A format from its line, `NAME` or `NAME:group=32,vocab=true`; None is None.
+    """A format from its line, `NAME` or `NAME:group=32,vocab=true`; None gives None.
 
     >>> str(read_format("int4:group=32"))
     'int4:group=32'
 
     Raises:
-      ModelError: on what is no such line.
+      ModelError: on any other line.
     """
     if line is None or isinstance(line, Format):
         return line
@@ -258,7 +261,7 @@ def read_format(line: str | Format | None) -> Format | None:
 
 
 def check_plain(params: Any, what: str, but: tuple[type, ...] = ()) -> None:
-    """Raises ModelError where matrices are kept in few bits, in none of the forms `but`; `what` cannot be done with those."""
+    """Raises ModelError, saying that `what` is impossible, if matrices have few bits in a form that is not in `but`."""
     if any(is_quantised(x) and not isinstance(x, but) for x in jax.tree.leaves(params, is_leaf=is_quantised)):
         raise ModelError(f"the model's weights are kept in few bits, and {what}: load it with weights='plain'")
 

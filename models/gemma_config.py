@@ -1,6 +1,6 @@
-"""`config.json` and `generation_config.json` of DiffusionGemma, the text part: shapes, and how a canvas is sampled.
+"""The text part of DiffusionGemma's `config.json` and `generation_config.json`: shapes, and how a canvas is sampled.
 
-A layer attends either through a sliding window or to everything; the two kinds differ in head width, key-value heads and rope.
+A layer attends either through a sliding window or to everything. The two kinds differ in head width, kv-heads and rope.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ ARCHITECTURE, MODEL_TYPE = "DiffusionGemmaForBlockDiffusion", "diffusion_gemma"
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionGemmaConfig:
-    """Names follow `text_config` in the Hugging Face `config.json`.
+    """The config of DiffusionGemma's text model. Names follow `text_config` in the Hugging Face `config.json`.
 
     Attributes:
       sliding_layers: which layers have a sliding window; the others attend to everything, and have no value projection.
-      sliding: the attention of the former.
-      full: that of the latter.
+      sliding: the attention of layers with a window.
+      full: the attention of the others.
     """
 
     vocab_size: int
@@ -57,7 +57,7 @@ class DiffusionGemmaConfig:
 
     @property
     def experts(self) -> ExpertsConfig:
-        """How its layers, which all have them, use experts."""
+        """The experts, which every layer has."""
         return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size)
 
     def first(self, layers: int) -> "DiffusionGemmaConfig":
@@ -69,12 +69,12 @@ class DiffusionGemmaConfig:
         return self.sliding if self.sliding_layers[layer] else self.full
 
 
-# `generation_config.json`'s names of what a sampler is set by, beside the bound in `sampler_config`
+# names in `generation_config.json` of the sampler's settings, besides the bound in `sampler_config`
 _SAMPLING = {
     "max_denoising_steps": "steps", "t_min": "t_min", "t_max": "t_max", "stability_threshold": "stability",
     "confidence_threshold": "confidence",
 }  # fmt: skip
-# what transformers assumes for fields that a file leaves out
+# defaults of transformers for fields that a file omits
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
@@ -84,7 +84,7 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "max_position_embeddings", "sliding_window", "num_experts", "top_k_experts", "moe_intermediate_size",
 )  # fmt: skip
-# What the loader relies on. A config that says otherwise describes another model.
+# Values that the loader relies on. A config with other values describes another model.
 _FIXED = {
     "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), "tie_word_embeddings": (True,),
     "use_bidirectional_attention": (None, "vision"),
@@ -92,7 +92,7 @@ _FIXED = {
 
 
 def describes(config: dict[str, Any]) -> bool:
-    """Whether `config.json` is that of a DiffusionGemma model."""
+    """Whether `config.json` describes a DiffusionGemma model."""
     return config.get("model_type") == MODEL_TYPE or ARCHITECTURE in (config.get("architectures") or [])
 
 
@@ -100,7 +100,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
     """Reads the parsed `config.json` and `generation_config.json`.
 
     Raises:
-      ModelError: on missing or inconsistent fields, and on what the loader does not support.
+      ModelError: on missing or inconsistent fields, and on unsupported values.
     """
     text = an_object("text_config", config.get("text_config"))
     if config.get("quantization_config") is not None or text.get("quantization_config") is not None:
@@ -140,7 +140,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
 
 
 def to_hf(config: DiffusionGemmaConfig, canvas: Canvas) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The `config.json` of a model, without a vision part, and what `generation_config.json` says of its sampler."""
+    """A model's `config.json` without a vision part, and the sampler's fields of `generation_config.json`."""
     c = config
     own = {"head_dim": c.full.head_dim, "num_key_value_heads": c.full.num_key_value_heads}
     given = ("num_key_value_heads", "head_dim")

@@ -1,4 +1,4 @@
-"""Gemma 4's experts, which stand beside a layer's MLP and read the residual stream themselves.
+"""Gemma 4's experts, which run beside a layer's MLP and read the residual stream directly.
 
 Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts per token.
 """
@@ -23,7 +23,7 @@ def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> Linear:
 
 
 class Router(nnx.Module):
-    """Chooses each token's experts, and how much each of them counts."""
+    """Chooses each token's experts and their weights."""
 
     def __init__(self, width: int, experts: int, chosen: int, eps: float, dtype: Any, rngs: nnx.Rngs):
         self.proj = linear(width, experts, dtype, rngs)
@@ -57,7 +57,7 @@ class Experts(nnx.Module):
 
 
 class Beside(nnx.Module):
-    """What a layer of `specjax.models.llama` has beside its MLP; the norms have the Hugging Face names."""
+    """The experts beside the MLP of a `specjax.models.llama` layer; the norms have Hugging Face's names."""
 
     def __init__(self, experts: ExpertsConfig, width: int, eps: float, dtype: Any, rngs: nnx.Rngs):
         norm = lambda: RMSNorm(width, eps, dtype, "wide")
@@ -68,12 +68,12 @@ class Beside(nnx.Module):
 
 
 def with_experts(own: Any, x: Array, dense: Array) -> Array:
-    """What an MLP gives, together with what the experts of a layer give.
+    """The output of an MLP combined with the output of the layer's experts.
 
     Args:
-      own: a module with what `Beside` has.
+      own: a module with the attributes of `Beside`.
       x: `[B, T, E]`, the residual stream before the MLP.
-      dense: `[B, T, E]`, what that gave.
+      dense: `[B, T, E]`, the MLP's output.
     """
     flat = x.reshape(-1, x.shape[-1])
     chosen = own.experts(own.pre_feedforward_layernorm_2(flat), *own.router(flat)).reshape(x.shape)

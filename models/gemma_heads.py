@@ -1,4 +1,4 @@
-"""The attention of Gemma 4's two kinds of layers, in its config files: `text_config` by name, read and written."""
+"""Reads and writes the attention of Gemma 4's two kinds of layers in the `text_config` of its config files."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Heads:
 
     Attributes:
       head_dim: width of a head.
-      num_key_value_heads: how many share keys and values.
+      num_key_value_heads: the number of heads of keys and values.
       rope_theta: base of the rotary embedding.
-      rotated: how many of a head's `head_dim / 2` pairs are rotated, the fastest first; the others carry no position.
+      rotated: how many of a head's `head_dim / 2` pairs are rotated, fastest first; the others carry no position.
       rope_factor: divides positions.
     """
 
@@ -34,7 +34,7 @@ class Heads:
 
 
 def layer_types(types: Any, layers: int) -> list[str]:
-    """The kind of every layer; by default every sixth one attends to everything, and the last one always does."""
+    """The kind of every layer. By default every sixth layer attends to everything; the last layer always does."""
     types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)] if types is None else types
     return [*layer_kinds(types, layers)[:-1], FULL]
 
@@ -44,11 +44,11 @@ def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
 
     Args:
       kind: `SLIDING` or `FULL`.
-      get: a field of `text_config` by name.
+      get: returns a field of `text_config` by name.
       types: the kind of every layer.
 
     Raises:
-      ModelError: on fields that are not supported, or do not go together.
+      ModelError: on fields that are unsupported or inconsistent.
     """
     usual = {"head_dim": get("head_dim"), "num_key_value_heads": get("num_key_value_heads")}
     per_layer = get("per_layer_config")
@@ -82,7 +82,7 @@ def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
 
 
 def _numbered(per_layer: Any) -> dict[int, dict[str, Any]]:
-    """`per_layer_config` by layer; transformers writes "05" where there are more than ten."""
+    """`per_layer_config` by layer number. With more than ten layers, transformers writes "05"."""
     found = an_object("per_layer_config", per_layer)
     if wrong := [name for name in found if not name.isdecimal()]:
         raise ModelError(f"config.json: per_layer_config has {shown(wrong[0])}, which is no number of a layer")

@@ -30,11 +30,11 @@ class View:
 
     Attributes:
       rope: `(cos, sin)` of sliding layers, and of full ones.
-      length: `[B]` int32, stored positions.
-      visible: `[B, T, T]` bool, who sees whom in the block; None for `causal` or all.
-      near: `[B, T]` int32, where a sliding window counts from: a token's own position, or, for every token of a canvas, the
-        end of what is stored.
-      scaled: `[B, 1, 1]` bool, whose layers end with the encoder's scalar.
+      length: `[B]` int32, the number of stored positions.
+      visible: `[B, T, T]` bool, which tokens of the block a token sees; None: as `causal` says, or all.
+      near: `[B, T]` int32, the position from which a sliding window counts back: a token's own position or, for every
+        token of a canvas, the end of the stored positions.
+      scaled: `[B, 1, 1]` bool, the rows whose layers end with the encoder's scalar.
       causal: see `Block`.
     """
 
@@ -50,7 +50,8 @@ RMSNorm = functools.partial(norms.RMSNorm, kind="wide")
 
 
 class Attention(nnx.Module):
-    """Scores are not scaled: queries, keys and values are normalised. Full layers take their values from their keys."""
+    """Attention with normalised queries, keys and values, so scores are not scaled. Full layers take their values from
+    their keys."""
 
     def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
         c, heads = config, config.heads(layer)
@@ -65,7 +66,8 @@ class Attention(nnx.Module):
         self.window = c.sliding_window if c.sliding_layers[layer] else None
 
     def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
-        """`cache` is this layer's keys and values, or None. Returns the output and the block's own."""
+        """Returns the output and the block's keys and values. `cache` holds this layer's keys and values, or is
+        None."""
         batch, length, _ = x.shape
         split = lambda y: by_heads(y, self.heads.head_dim)
         rope = view.rope[self.window is None]
@@ -73,7 +75,7 @@ class Attention(nnx.Module):
         v = k if self.window is None else split(self.v(x))
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
         v = rms_norm(v, None, self.eps)
-        if cache is not None:  # a block reads its own K/V as the cache will return them
+        if cache is not None:  # a block reads its own K/V rounded as the cache will return them
             k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
         out = tree_attention(
             q,
@@ -103,7 +105,7 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """The norms have the Hugging Face names."""
+    """A layer; its norms have Hugging Face's names."""
 
     def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
         norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -130,7 +132,7 @@ class Layer(nnx.Module):
 
 
 class SelfConditioning(MLP):
-    """Adds what a gated MLP makes of a soft embedding to a token's own."""
+    """Adds the output of a gated MLP over a soft embedding to a token's own embedding."""
 
     def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
         super().__init__(config, dtype, rngs)
@@ -138,7 +140,7 @@ class SelfConditioning(MLP):
         self.eps = config.rms_norm_eps
 
     def join(self, own: Array, soft: Array) -> Array:
-        """Embeddings and soft embeddings, `[B, T, E]`, to the decoder's inputs."""
+        """The decoder's inputs, from embeddings and soft embeddings `[B, T, E]`."""
         return rms_norm(own + self(self.pre_norm(soft)), None, self.eps)
 
 

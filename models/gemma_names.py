@@ -1,4 +1,5 @@
-"""The tensors of a DiffusionGemma folder: names, what is stored twice, and what the text model does not read."""
+"""The tensors of a DiffusionGemma folder: their names, those stored twice, and those that the text model does not
+read."""
 
 from typing import Any
 
@@ -45,17 +46,17 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def text_tensors(tensors: dict[str, Tensor], share: tuple[int, int] = (0, 1)) -> dict[str, Tensor]:
-    """The tensors of the text model under the decoder's names, each once; those of the part that reads images are left out.
+    """The tensors of the text model, each once, under the decoder's names; the vision part's tensors are left out.
 
-    The encoder shares all but its layers' scalars with the decoder, and so does the head with the embedding. A file may hold
-    them under either name, or both.
+    The encoder shares all tensors except its layers' scalars with the decoder, and the head shares the embedding. A
+    file may hold a shared tensor under either name, or under both.
 
     Args:
-      tensors: of the folder, by name.
-      share: the part of what is stored twice that is compared here, see `specjax.models.byte_ranges.equal`.
+      tensors: the folder's tensors by name.
+      share: the part of the tensors stored twice that is compared here; see `specjax.models.byte_ranges.equal`.
 
     Raises:
-      ModelError: where what is shared differs.
+      ModelError: if the two copies of a shared tensor differ.
     """
     found = {name: tensor for name, tensor in tensors.items() if not name.startswith(_VISION)}
     for name in list(found):

@@ -1,7 +1,7 @@
-"""The config files and the tensors of Gemma 2 (arXiv:2408.00118), 3 (arXiv:2503.19786) and 4, as far as they read text.
+"""The config files and tensors of the text models of Gemma 2 (arXiv:2408.00118), 3 (arXiv:2503.19786) and 4.
 
 They are models of `specjax.models.llama`. Folders of models that also read images or sound hold the text model under a
-prefix; the rest of such a folder is left out.
+prefix; their other tensors are left out.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _USUAL: dict[str, Any] = {
     "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }  # fmt: skip
-# What the loader relies on. A config that says otherwise describes another model.
+# Values that the loader relies on. A config with other values describes another model.
 _FIXED = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False, None)}
 
 
@@ -49,7 +49,7 @@ def _read_2(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
 
 
 def _read_3(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
-    """`rope_scaling` is of layers without a window; in `rope_parameters` each kind has its own."""
+    """`rope_scaling` applies to layers without a window; in `rope_parameters` each kind of layer has its own."""
     given = an_object("rope_parameters", get("rope_parameters"))
     if set(given) - {SLIDING, FULL}:
         raise ModelError(f"config.json: rope_parameters has {', '.join(given)}; use {FULL} and {SLIDING}")
@@ -75,7 +75,7 @@ def _write_3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_4(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
-    """Two widths of heads, values from keys, experts, inputs per layer, shared keys and values."""
+    """Reads two head widths, values from keys, experts, inputs per layer, and shared keys and values."""
     shared, sparse = (flag(name, get(name)) for name in ("attention_k_eq_v", "enable_moe_block"))
     asked = lambda name: None if name == "num_global_key_value_heads" and not shared else get(name)
     heads = {kind: gemma_heads.heads_of(kind, asked, types) for kind in (SLIDING, FULL)}
@@ -104,7 +104,8 @@ def _inputs(get: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _sharing(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
-    """The last layers read the keys and values of the last of their kind that has some, and their MLPs may be wider."""
+    """The last layers read the keys and values of the last layer of their kind that has its own. Their MLPs may be
+    wider."""
     count = get("num_kv_shared_layers") or 0
     if not is_id(count) or count >= len(types) or set(types) != set(types[: len(types) - count]):
         raise ModelError(
@@ -125,7 +126,7 @@ def _sharing(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
 
 
 def _write_4(config: ModelConfig) -> dict[str, Any]:
-    """`per_layer_config` is how transformers 5 says what `global_head_dim` and `num_global_key_value_heads` say."""
+    """Writes `per_layer_config`, transformers 5's form of `global_head_dim` and `num_global_key_value_heads`."""
     c, near = config, config.near
     far = next((one for one in c.attentions if one.window is None), near)
     own = {"head_dim": far.head_dim, "num_key_value_heads": far.num_key_value_heads}
@@ -165,15 +166,15 @@ def _read(
     get: Fields, plain: ModelConfig, own: Callable[[Fields, ModelConfig, list[str]], ModelConfig], pattern: int, norm: NormKind,
     qk_norm: bool = True, ends_full: bool = False,
 ) -> ModelConfig:  # fmt: skip
-    """What all generations have.
+    """Reads what all generations have in common.
 
     Args:
-      get: a field of `text_config` by name.
+      get: returns a field of `text_config` by name.
       plain: the Llama of its sizes.
-      own: what each has in its own way, from fields, the model so far and the kinds of layers.
-      pattern: every so many layers attend to everything, where `layer_types` is left out.
+      own: adds a generation's own parts, from the fields, the model so far and the kinds of layers.
+      pattern: one in so many layers attends to everything, where `layer_types` is left out.
       norm: the kind of its norms.
-      qk_norm: whether heads are normed.
+      qk_norm: whether queries and keys are normed per head.
       ends_full: whether the last layer attends to everything, whatever `layer_types` says.
     """
     types, window = _windows(get, pattern, ends_full)
@@ -191,7 +192,7 @@ def _cap(name: str, get: Fields) -> float | None:
 
 
 def _windows(get: Fields, pattern: int, ends_full: bool) -> tuple[list[str], int | None]:
-    """The kind of every layer, and how long a window is; None where no layer has one."""
+    """The kind of every layer, and the length of the window; None where no layer has one."""
     types, every, layers = get("layer_types"), get("sliding_window_pattern"), get("num_hidden_layers")
     every = pattern if every is None else every
     if not is_size(every):
@@ -257,9 +258,9 @@ _NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_
 
 
 def text_tensors(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors of the text model of a folder, under the names that it has on its own.
+    """The tensors of a folder's text model, under the names of a text-only model.
 
-    Those of layers that share keys and values are left out, which files may hold and nobody reads.
+    Keys and values of layers that read another layer's are left out: files may hold them, but nothing reads them.
     """
     found, owners = {}, {i for i in range(config.num_hidden_layers) if config.source(i) == i}
     for name, tensor in tensors.items():

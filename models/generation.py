@@ -1,7 +1,8 @@
-"""`generation_config.json`: where texts end, and how transformers would draw them where the user does not say.
+"""`generation_config.json`: where texts end, and how transformers draws them by default.
 
-What has an option of a prompt of the same name is that option's default. `temperature` is not: texts are greedy where no
-temperature is given. What else transformers would apply is not applied, and decoding says so in a line (`left_out`).
+A field that is also an option of a prompt sets that option's default. `temperature` does not: without a given
+temperature, texts are greedy. Other fields that transformers would apply are not applied, and decoding says so in one
+line (`left_out`).
 """
 
 from collections.abc import Callable, Collection
@@ -19,7 +20,7 @@ APPLIED = (
     "repetition_penalty", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "top_k", "top_p", "min_p",
     "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
-"""Fields that are the defaults of options."""
+"""Fields that set the defaults of options."""
 _SEARCHES = {"num_beam_groups": 1, "diversity_penalty": 0, "length_penalty": 1, "early_stopping": False}
 ELSEWHERE = _SEARCHES | {
     "do_sample": False, "temperature": 1, "max_new_tokens": None, "max_length": None, "num_beams": 1,
@@ -28,22 +29,22 @@ ELSEWHERE = _SEARCHES | {
     "dola_layers": None, "penalty_alpha": 0, "watermarking_config": None, "token_healing": False, "stop_strings": None,
     "max_time": None, "constraints": None, "force_words_ids": None,
 }  # fmt: skip
-"""What else decides about a text in transformers, and where it changes nothing."""
+"""Other fields that change a text in transformers, with the values at which they change nothing."""
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The file of a folder; empty where there is none."""
+    """The parsed file of a folder; empty if there is none."""
     file = folder / FILE
     return read_json(file) if file.is_file() else {}
 
 
 def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """A folder's settings for drawing texts; where it has no `generation_config.json`, `config.json` does, as it does
-    for transformers. Only fields that change something.
+    """A folder's settings for drawing texts, without fields that change nothing.
+
+    Without a `generation_config.json`, they come from `config.json`, as in transformers.
 
     Args:
-      folder: of the model.
-      config: its parsed `config.json`.
+      folder: the model's folder. config: its parsed `config.json`.
 
     Raises:
       ModelError: on a value that an option cannot have.
@@ -66,15 +67,15 @@ def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def eos_ids(folder: Path, config: dict[str, Any], of_tokenizer: Callable[[], Any]) -> tuple[int, ...]:
-    """The ids that end a text: those of `generation_config.json`, or else of `config.json`, or else the tokenizer's.
+    """The ids that end a text: from `generation_config.json`, otherwise `config.json`, otherwise the tokenizer.
 
     Args:
       folder: of the model.
-      config: its parsed `config.json`; that of its text model counts as well.
+      config: its parsed `config.json`; its text model's part counts as well.
       of_tokenizer: the id that the tokenizer ends texts with, or None.
 
     Raises:
-      ModelError: on what are no ids.
+      ModelError: on values that are not ids.
     """
     for said in ((read(folder),), (config, an_object("text_config", config.get("text_config")))):
         given = [content["eos_token_id"] for content in said if content.get("eos_token_id") is not None]
@@ -88,7 +89,7 @@ def eos_ids(folder: Path, config: dict[str, Any], of_tokenizer: Callable[[], Any
 
 
 def defaults(model: Any) -> dict[str, Any]:
-    """The options of a prompt that a model sets where the user does not; of a diffusion model those that it can have.
+    """The defaults that a model sets for options of a prompt; for a diffusion model, only options that it supports.
 
     Args:
       model: a `specjax.models.Model`.
@@ -98,12 +99,12 @@ def defaults(model: Any) -> dict[str, Any]:
 
 
 def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
-    """A line that says what transformers would apply and is not applied; None where there is nothing.
+    """A line naming the settings that transformers would apply and specjax does not; None if there are none.
 
     Args:
       model: a `specjax.models.Model`.
       chosen: options that the user has set, which take precedence over the model's.
-      sampled: whether texts are drawn, and not greedy.
+      sampled: whether texts are sampled rather than greedy.
     """
     said = {name: value for name, value in model.generation.items() if name not in chosen}
     drawn = said.get("do_sample") and not sampled and "temperature" not in chosen
@@ -122,5 +123,5 @@ def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
 
 
 def _barred() -> set[str]:
-    """Options that diffusion models do not have: warpers that look at the text before a token."""
+    """Options that diffusion models lack: warpers that depend on the text before a token."""
     return {name for each in WARPERS if each.of_logits or each.reads_text for name in each.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""A product of rows that are sorted by group, each with the matrix of its group, in whatever form.
+"""The product of each row with the matrix of its group, in any form; rows are sorted by group.
 
 Shapes: `R` rows, `X` groups, `E` inputs, `F` outputs.
 """
@@ -19,7 +19,7 @@ Array = jax.Array
 
 
 def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
-    """See `specjax.kernels.grouped_dot`; there are no derivatives where kernels are of few bits.
+    """See `specjax.kernels.grouped_dot`. Kernels of few bits have no derivatives.
 
     Args:
       x: `[R, E]`, sorted by group.
@@ -27,13 +27,13 @@ def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
       sizes: how many rows each group has, `[X]` int32, at most R in all.
 
     Returns:
-      `[R, F]`; what lies behind the rows of all groups is undefined.
+      `[R, F]`; rows after those of all groups are undefined.
     """
     return (_few_bits_dot if is_quantised(kernels) else plain_dot)(x, kernels, sizes)
 
 
 def _few_bits_dot(x: Array, kernels: Any, sizes: Array) -> Array:
-    """A TPU's product of groups and a GPU's kernel take int8 as it is. Of other types they take matrices made plain: for those
+    """A TPU's grouped product and a GPU's kernel take int8 directly, but other types only as plain matrices. For those
     the loop is better there too, as long as no mesh splits them."""
     taken = isinstance(kernels, Quantised) and kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
     if split():
@@ -52,7 +52,7 @@ _ragged = functools.partial(jax.lax.ragged_dot, preferred_element_type=jnp.float
 
 
 def _scaled(x: Array, kernels: Quantised, sizes: Array, product: Callable[..., Array] = _ragged) -> Array:
-    """The product with the stored values, times the scale of each row's group."""
+    """The product with the stored values, multiplied by the scale of each row's group."""
     found = product(x, kernels.values, sizes).astype(jnp.float32)
     scale = jnp.repeat(kernels.scale[:, 0].astype(jnp.float32), sizes, axis=0, total_repeat_length=x.shape[0])
     return (found * scale).astype(x.dtype)

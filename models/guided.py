@@ -1,4 +1,4 @@
-"""Classifier-free guidance of text (Sanchez et al. 2023, arXiv:2306.17806), as `transformers` has it."""
+"""Classifier-free guidance of text (Sanchez et al. 2023, arXiv:2306.17806), as in `transformers`."""
 
 import dataclasses
 import math
@@ -16,17 +16,20 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Guided(Paired):
-    """The distribution `other + scale * (own - other)` in log-probabilities: away from what follows without the prompt.
+    """A model guided away from the text that follows without the prompt.
 
-    The other text is the negative prompt, or without one the prompt's last token, and then the new text, which both share. It
-    is read with the same weights from a cache of its own. At `scale` 1 nothing is guided, and nobody should make one.
+    The distribution is `other + scale * (own - other)` in log-probabilities.
+
+    The other text begins with the negative prompt or, without one, with the prompt's last token. The new text follows,
+    and both texts share it. The other text is read with the same weights and a separate cache. `scale` 1 has no effect;
+    use the model itself instead.
 
     Attributes:
-      scale: transformers' `guidance_scale`; below 1 it leans to the other text.
+      scale: transformers' `guidance_scale`; below 1 it leans towards the other text.
       negative: token ids, transformers' `negative_prompt_ids`.
 
     Raises:
-      ValueError: where the scale is not finite.
+      ValueError: if the scale is not finite.
     """
 
     reads_prompt: ClassVar[bool] = False
@@ -46,10 +49,12 @@ class Guided(Paired):
 
     @property
     def room(self) -> int:
-        return -(-len(self.negative) // 128) * 128  # as a mesh may split
+        return -(-len(self.negative) // 128) * 128  # a size that a mesh can split
 
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
-        """The other text begins with the negative prompt: all but its last token, which stands where the prompt's last does."""
+        """Reads all but the last token of the negative prompt into the other cache.
+
+        Its last token takes the place of the prompt's last token."""
         count = max(len(self.negative), 1) - 1
         cache = dataclasses.replace(cache, shift=lengths - 1 - count)
         if not count:

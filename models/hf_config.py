@@ -1,6 +1,6 @@
 """Hugging Face `config.json` to `ModelConfig` and back, in the layouts of transformers 4 and 5.
 
-What is different in a family is in its description in `specjax.models.families`.
+Each family's differences are described in `specjax.models.families`.
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ _SIZES = (
 
 
 def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfig:
-    """Reads a parsed `config.json`, of a text model or of a whole one that has it in `text_config`.
+    """Reads a parsed `config.json` of a text model, or of a larger model with a `text_config`.
 
     Args:
-      config: the file.
-      besides: fields that the caller reads.
+      config: the parsed file.
+      besides: fields that the caller reads itself.
 
     Raises:
-      ModelError: on an unsupported architecture, rope type or activation, on missing or inconsistent fields, and on fields that
-        make another model of it.
+      ModelError: on an unsupported architecture, rope type or activation; on missing or inconsistent fields; and on
+        fields that describe a different model.
     """
     family = family_of(config)
     text = config | an_object("text_config", config.get("text_config"))
-    packed.found(config)  # what is not read is an error before anything else
+    packed.found(config)  # unsupported packings are reported before any other error
     given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
@@ -78,7 +78,8 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
 
 
 def _stretched(config: ModelConfig) -> ModelConfig:
-    """With the positions that YaRN reaches, where a file says those of the first training, as model cards ask for."""
+    """The config with the positions that YaRN reaches, if the file gives those of the first training, as model cards
+    advise."""
     ropes = {one.rope.scaling for one in config.attentions if one.rope is not None}
     reach = [int(r.factor * r.original_max_position_embeddings) for r in ropes if r is not None and r.kind == "yarn"]
     return dataclasses.replace(config, max_position_embeddings=max(config.max_position_embeddings, *reach, 1))
@@ -87,11 +88,11 @@ def _stretched(config: ModelConfig) -> ModelConfig:
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of a config; transformers 4 and 5 read it.
 
-    It is of the family that the model was read by, or where that cannot say what the model has become, and for a model of no
-    family, of the first of the table that can.
+    It is written for the family by which the model was read. If that family cannot express the model, or the model has
+    no family, it is written for the first family of the table that can.
 
     Raises:
-      ModelError: when no family has this combination of parts, naming those in which the nearest differs.
+      ModelError: if no family has this combination of parts; names the parts in which the nearest family differs.
     """
     found: list[tuple[list[str], str]] = []
     refused = []
@@ -119,7 +120,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _parts(config: Any, other: Any) -> list[str]:
-    """The fields in which a config differs from another; of one within it, its own, and those of layers once."""
+    """The fields in which a config differs from another. Nested configs list their own fields; fields of layers are
+    listed once."""
     if isinstance(config, tuple) and len(config) == len(other) and all(map(dataclasses.is_dataclass, config)):
         each = [_parts(own, theirs) for own, theirs in zip(config, other, strict=True)]
         return list(dict.fromkeys(part for found in each for part in found))
@@ -133,7 +135,7 @@ def _parts(config: Any, other: Any) -> list[str]:
 
 
 def _shared(config: ModelConfig) -> dict[str, Any]:
-    """What all of them say in the same way."""
+    """The fields that all families write in the same way."""
     c, near = config, config.near
     return {
         "vocab_size": c.vocab_size, "hidden_size": c.hidden_size, "intermediate_size": c.dense.intermediate_size,
@@ -145,15 +147,15 @@ def _shared(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:
-    """What those say that have one rope, in the layout of transformers 4."""
+    """The fields of families with one rope, in the layout of transformers 4."""
     return {"rope_theta": config.rope.theta, "rope_scaling": hf_rope.to_hf(config.rope.scaling)}
 
 
 def family_of(config: dict[str, Any]) -> Family:
-    """The family of a parsed `config.json`: by `architectures`, and where there is none by `model_type`.
+    """The family of a parsed `config.json`: by `architectures` or, if absent, by `model_type`.
 
     Raises:
-      ModelError: where it is not supported.
+      ModelError: if it is not supported.
     """
     named = config.get("architectures") or [config.get("model_type")]
     named = [str(name) for name in ([named] if isinstance(named, str) else named) if name]

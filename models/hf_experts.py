@@ -15,13 +15,13 @@ def from_hf(
     """How many experts a config has, and how a token chooses them.
 
     Args:
-      get: a field of `config.json` by name.
-      chosen: what the file calls the number of a token's experts.
-      num_shared_experts: how many experts every token has besides.
+      get: returns a field of `config.json` by name.
+      chosen: the file's name for the number of a token's experts.
+      num_shared_experts: how many further experts every token uses.
       fields: the other fields of the result.
 
     Raises:
-      ModelError: on sizes that are none, or do not go together.
+      ModelError: on invalid or inconsistent sizes.
     """
     sizes = ("num_experts", chosen, "moe_intermediate_size")
     missing = [name for name in sizes if not is_size(get(name))]

@@ -15,18 +15,18 @@ def from_hf(config: dict[str, Any], max_positions: int, pairs: int = 0) -> tuple
 
     Args:
       config: the parsed file.
-      max_positions: the positions that a model was made for.
-      pairs: how many frequencies a `longrope` has factors for; 0 where a model may not have one.
+      max_positions: the number of positions that the model was made for.
+      pairs: the number of frequencies for which a `longrope` has factors; 0 if the model may not have one.
 
     Raises:
-      ModelError: on a rope that is not supported, and on wrong fields.
+      ModelError: on an unsupported rope, and on wrong fields.
     """
     rope = _rope(config)
     theta = next((x for x in (rope.get("rope_theta"), config.get("rope_theta")) if x is not None), 10000.0)
     theta = positive("rope_theta", theta)
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError(
-            f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
+            f"config.json has a rope per layer type ({', '.join(rope)}); only one for all layers is supported"
         )
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     if pairs and "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -38,7 +38,7 @@ def share(config: dict[str, Any]) -> float:
     """The share of a head that is rotated.
 
     Raises:
-      ModelError: where it is none.
+      ModelError: if it is not a valid share.
     """
     part = _rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is not None and not (is_positive(part) and part <= 1):
@@ -52,14 +52,14 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
-    """What a rope's own fields make of its frequencies; None where they stay.
+    """The scaling of a rope's frequencies by its own fields; None if they are unscaled.
 
     Args:
       rope: `rope_scaling`, or `rope_parameters`, of one kind of layer.
-      original: the positions that a model was first trained for.
+      original: the number of positions that the model was first trained for.
 
     Raises:
-      ModelError: on a type that is not supported, and on wrong fields.
+      ModelError: on an unsupported type, and on wrong fields.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("llama_4_scaling_beta"):
@@ -67,7 +67,7 @@ def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
             f"config.json: llama_4_scaling_beta {shown(rope['llama_4_scaling_beta'])} is not supported: queries are not scaled "
             "by their positions"
         )
-    if kind in ("default", "mrope"):  # of text the three kinds of positions are one
+    if kind in ("default", "mrope"):  # in text, the three kinds of positions are equal
         return None
     if str(kind) not in _KINDS:
         raise ModelError(f"config.json asks for rope type {shown(kind)}; supported are default, {', '.join(_KINDS)}")
@@ -93,7 +93,7 @@ def _llama3(rope: dict[str, Any], original: Any) -> RopeScaling:
 
 
 def _yarn(rope: dict[str, Any], original: Any) -> RopeScaling:
-    """A file may say `magnitude` as `attention_factor`, or by DeepSeek's `mscale` and `mscale_all_dim`."""
+    """Reads YaRN. A file may give `magnitude` as `attention_factor`, or by DeepSeek's `mscale` and `mscale_all_dim`."""
     factor = float(rope["factor"])
     betas = [positive(name, rope.get(name) or usual) for name, usual in (("beta_fast", 32), ("beta_slow", 1))]
     if not is_size(original) or betas[0] <= betas[1]:
@@ -140,7 +140,7 @@ def _longrope(rope: dict[str, Any], original: Any, most: int, pairs: int) -> Rop
 
 
 def long_magnitude(most: float, original: int) -> float:
-    """What `longrope` multiplies cosines and sines by: of a model that was extended from `original` positions to `most`."""
+    """The factor of cosines and sines in `longrope`, for a model extended from `original` positions to `most`."""
     return 1.0 if most <= original or original == 1 else math.sqrt(1 + math.log(most / original) / math.log(original))
 
 
@@ -149,7 +149,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeSca
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), _llama3),
     "yarn": (("factor",), _yarn),
 }
-"""For each type: the fields that it needs, and the function that reads them with the positions of the first
+"""For each type: the fields that it needs, and the function that reads them, given the positions of the first
 training."""
 
 _WRITTEN = {
@@ -157,7 +157,7 @@ _WRITTEN = {
     "yarn": {name: name for name in ("beta_fast", "beta_slow", "truncate", "original_max_position_embeddings")}
     | {"attention_factor": "magnitude"},
 }
-"""For each type: what a file says besides `factor`, and our names for it."""
+"""For each type: a file's fields besides `factor`, and our names for them."""
 
 
 def to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def shipped() -> dict[str, Path]:
-    """The models that come with the package: name to folder."""
+    """The models shipped with the package: a dict from name to folder."""
     return {file.parent.name: file.parent for file in sorted(_PRETRAINED.glob("*/config.json"))}
 
 
@@ -82,46 +82,51 @@ def load(
     revision: str | None = None,
     layers: bool = True,
 ) -> Model:
-    """Reads a model: a folder, of Hugging Face or of `save`, a GGUF file, the name of a shipped model or of one in a package
-    (`specjax.models.gguf.finding.PACKAGES`), or a Hugging Face hub id.
+    """Loads a model.
+
+    It may be a folder from Hugging Face or `save`, a GGUF file, a Hugging Face hub id, or a name. A name is that of a
+    shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`).
 
     Args:
-      model: a folder or a GGUF file goes before a name, and that before the hub, where `owner/name@revision` is a branch, tag
-        or commit; None is the shipped target. A folder without safetensors may hold one GGUF file, or the shards of one, and so
-        may a repository of the hub; `owner/name/FILE.gguf` is one of several. A `Model`, or a pair of an LM
-        (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
+      model: the model; None is the shipped target. A folder or a GGUF file takes precedence over a name, and a name
+        over the hub, where `owner/name@revision` is a branch, tag or commit. A folder or hub repository without
+        safetensors may hold one GGUF file, or the shards of one; `owner/name/FILE.gguf` names one of several. A
+        `Model`, or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is converted as the other arguments say.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
-      mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
-      adapter: the folder of a PEFT LoRA adapter, or its hub id, which is merged into the parameters of a model of the Llama
-        family; see `specjax.models.adapters`.
-      longest: how many positions it is used for; None: as many as `config.json` says. A rope that has numbers for short and for
-        long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
-      weights: a format for the matrices of its layers, `int8`, `int4`, `fp8` or `dfloat11`, which settings may follow, such as
-        `int4:group=32`: see `specjax.models.formats`. Each is quantised as it is read; where there is an adapter, or an Orbax
-        checkpoint, once all are there. `packed`: matrices that the file packs keep its codes and scales, and make the same
-        numbers. `plain`: they do not. None: `packed` where a file has such matrices and the backend is no CPU, else `plain`.
-      cache_dtype: the type of the caches of an autoregressive model: float32, bfloat16, float16, or int8 or float8_e4m3fn,
-        which have a scale for each slot and head. None: that of the parameters.
-      reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`: bfloat16
-        halves what chips exchange, and texts are then another mesh's no more. None: float32.
-      revision: of a hub id: a branch, tag or commit.
-      layers: whether there are parameters of its layers. Without them it embeds, norms and unembeds; of a folder with
-        safetensors, and no adapter, they are not read either.
+      mesh: where to place the parameters, by `specjax.sharding.rules`; only the byte ranges of this host's shards are
+        read.
+      adapter: the folder or hub id of a PEFT LoRA adapter, which is merged into the parameters; for models of the Llama
+        family. See `specjax.models.adapters`.
+      longest: how many positions the model is used for; None: as many as `config.json` says. A rope with different
+        factors for short and long texts (`longrope` of Phi-3) uses those for this length in every text.
+      weights: a format for the layers' matrices: `int8`, `int4`, `fp8` or `dfloat11`, optionally with settings, such as
+        `int4:group=32`; see `specjax.models.formats`. Each matrix is quantised as it is read or, with an adapter or an
+        Orbax checkpoint, once all are loaded. `packed` keeps the codes and scales of matrices that the file packs;
+        their numbers are the same. `plain` unpacks them. None: `packed` if the file has such matrices and the backend
+        is not a CPU, otherwise `plain`.
+      cache_dtype: the type of an autoregressive model's caches: float32, bfloat16 or float16; or int8 or float8_e4m3fn,
+        with a scale for each slot and head. None: the type of the parameters.
+      reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`.
+        bfloat16 halves the data that chips exchange, but texts then differ between meshes. None: float32.
+      revision: a branch, tag or commit of a hub id.
+      layers: whether to keep the parameters of layers. Without them, the model only embeds, norms and unembeds. For a
+        folder with safetensors and no adapter, they are not read at all.
 
     Raises:
-      ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
-        supported, weights and `config.json` disagree, the adapter is of another kind or model, matrices do not have
-        the groups that `weights` asks for, or numbers that `dfloat11` holds, or its caches or sums cannot have that type.
+      ModelError: (a ValueError) if there is no such model, the folder is incomplete, the architecture is not supported,
+        or weights and `config.json` disagree; if the adapter is of another kind or for another model; if `weights` does
+        not suit the matrices, because of their groups or because `dfloat11` cannot hold their numbers; or if the caches
+        or sums cannot have that type.
     """
     if isinstance(model, (Model, tuple)):
         if adapter is not None or longest is not None or revision is not None:
             raise ModelError(
-                "adapter, longest and revision are for a model that is read: leave them out, or name its folder"
+                "adapter, longest and revision have no effect on a loaded model: leave them out, or give its folder"
             )
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
+    resolve_dtype(None if dtype == LAYER_CAST else dtype)  # checks the type before looking for the model
     form = _word(weights)[1]
     asked = DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
@@ -131,7 +136,7 @@ def load(
     lm = _with_own_head(lm, raw, folder, name)
     lm, dtype = typed(lm if longest is None else _shortened(lm, longest), dtype)
     if adapter is not None and not isinstance(lm, LlamaLM):
-        raise ModelError(f"{name} is no model of the Llama family, into which an adapter is merged")
+        raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
     form = checked_format(form, lm)
     added = None if adapter is None else adapters.read(find(adapter, {}, "adapter", ("adapter_model",))[1])
     wide = widened(lm, mesh)
@@ -150,9 +155,9 @@ def _filled(
     """A model with its parameters.
 
     Args:
-      made: the model, whose functions may have copies of kv-heads for the mesh.
+      made: the model; its functions may have copies of kv-heads for the mesh.
       lm: its functions without those copies.
-      raw: the config of its folder.
+      raw: the folder's config.
       weights: see `load`.
       added: an adapter, or None.
       mesh: see `load`.
@@ -190,14 +195,15 @@ def _filled(
 
 
 def _word(weights: Any) -> tuple[str | None, formats.Format | None]:
-    """What `weights` says: `packed`, `plain` or nothing, and a format."""
+    """Splits `weights` into a word (`packed`, `plain` or None) and a format."""
     if weights in (keeping.PACKED, keeping.PLAIN):
         return weights, None
     return None, formats.read_format(weights)
 
 
 def _packed(sources: Any, title: str, asked: bool = True) -> Any:
-    """Where parameters are stored, packed ones by their parts; an error where there are none and somebody asked for them."""
+    """Where parameters are stored, packed ones by their parts; an error if packed ones were asked for and there are
+    none."""
     kept = keeping.kept(sources)
     if asked and not keeping.any_packed(kept):
         raise ModelError(f"{title} has no packed matrices that can be kept: leave weights='packed' out")
@@ -205,10 +211,10 @@ def _packed(sources: Any, title: str, asked: bool = True) -> Any:
 
 
 def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
-    """Name and folder, or GGUF file, of the model that was asked for; see `load`.
+    """The name of the requested model, and its folder or GGUF file; see `load`.
 
     Raises:
-      ModelError: where there is none, or several.
+      ModelError: if there is none, or if there are several.
     """
     wanted = _HUB_GGUF.fullmatch(asked) if isinstance(asked, str) and not Path(asked).is_file() else None
     if wanted:
@@ -216,7 +222,7 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
     if found := finding.located(asked):
         return found
     name, folder = find(asked, shipped(), "model")
-    if "/" not in name or any(folder.glob("*.safetensors")):  # a hub id alone has one
+    if "/" not in name or any(folder.glob("*.safetensors")):  # only a hub id has a slash
         return name, folder
     files = finding.of_models(_gguf_names(name, folder))
     if len(files) > 1:
@@ -227,14 +233,15 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
 
 
 def fields_of(asked: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Callable[[], Any], Path]:
-    """Of a model whose weights are not needed its name, the fields of its `config.json`, what makes its tokenizer, and where
-    they are from; see `load`."""
+    """For a model whose weights are not needed: its name, the fields of its `config.json`, a function that makes its
+    tokenizer, and their origin; see `load`."""
     name, folder = located(asked)
     return name, *_said(folder)
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
-    """The fields of a folder's `config.json`, what makes its tokenizer, and where they are from; of a GGUF file likewise."""
+    """The fields of a `config.json`, a function that makes the tokenizer, and their origin, for a folder or a GGUF
+    file."""
     if finding.is_gguf(folder):
         return *gguf.described(folder), folder
     config_file = folder / "config.json"
@@ -245,7 +252,7 @@ def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
 
 
 def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Format | None, layers: bool) -> Any:
-    """Parameters from where they are stored, in a format; with those of layers or without."""
+    """Reads stored parameters into a format, with or without those of layers."""
     sources = sources if form is None else form.each(form.source, sources)
     if not layers:
         sources, places = outer(sources), None if places is None else outer(places)
@@ -254,7 +261,7 @@ def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Forma
 
 
 def outer(params: dict[str, Any]) -> dict[str, Any]:
-    """All but those of layers."""
+    """The parameters without those of layers."""
     return {name: part for name, part in params.items() if name != "layers"}
 
 
@@ -268,7 +275,7 @@ def _shortened(lm: Any, longest: int) -> Any:
 
 
 def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:
-    """How a folder calls the parameters of its model."""
+    """The names that a folder gives to the parameters of its model."""
     if isinstance(lm, DiffusionGemmaLM):
         return str, gemma_names.hf_name
     kind = masked_config.kind_of(raw)
@@ -279,7 +286,7 @@ def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weight
 
 
 def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
-    """Of tensors by name those of the text model, as it calls them on its own."""
+    """The text model's tensors, under the names of a text-only model."""
     return hf_config.family_of(raw).text(tensors, lm.config) if masked_config.kind_of(raw) is None else tensors
 
 
@@ -294,13 +301,13 @@ def _sources(
     if scales:
         _LOG.warning("%s: %d scales of a quantised cache, such as %s, are not used", title, len(scales), scales[0])
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
-    if is_size(extra):  # layers that draft for the others, which a drafter reads
+    if is_size(extra):  # layers that draft for the others; a drafter reads them
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
     return weights.match(tensors, shapes, lm.config.head.tied, names, layout)
 
 
 def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], weights.Names, list[str]]:
-    """The tensors of a folder's text model, how it calls them, and the scales of a cache that are left out."""
+    """The tensors of a folder's text model, their naming, and the cache scales that are left out."""
     if finding.is_gguf(folder):
         return gguf.read_tensors(folder, raw), _naming(lm, raw)[0], []
     tensors, scales = weights.without_cache_scales(read_folder(folder))
@@ -310,8 +317,8 @@ def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, A
 
 
 def _with_own_head(lm: Any, raw: dict[str, Any], folder: Path, title: str) -> Any:
-    """The model with a head of its own where its folder holds one that is not the table, as transformers has it, though
-    `tie_word_embeddings` says that there is none. All hosts compare all of both, since they must agree."""
+    """The model, untied if its folder holds a head that differs from the table, even if `tie_word_embeddings` is set.
+    Transformers does the same. Every host compares both tensors in full, since all hosts must agree."""
     if not isinstance(lm, LlamaLM) or not lm.config.head.tied or orbax_folder.is_one(folder):
         return lm
     tensors, names, _ = _stored(lm, raw, folder)
@@ -331,8 +338,10 @@ def abstract(
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
 ) -> Model:
-    """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them. Where
-    only the tokenizer says which token is the mask, `masked.mask_id` is 0.
+    """A model without its weights: its parameters are `ShapeDtypeStruct`s with the shardings that `load` would give
+    them.
+
+    If only the tokenizer says which token is the mask, `masked.mask_id` is 0.
 
     Args:
       asked: a folder with a `config.json`, a GGUF file, a name that `load` knows, or a hub name of `published_configs`; with
@@ -345,7 +354,8 @@ def abstract(
       reduce_dtype: see `load`.
 
     Raises:
-      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights`, caches or sums.
+      ModelError: if there is no such config, the architecture is not supported, or the model does not support these
+        `weights`, caches or sums.
     """
     ours, folder = shipped(), None
     path = Path(asked if config is None else config)
@@ -384,20 +394,20 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     """
     lm: Any = model.lm
     lm = dataclasses.replace(lm, config=lm.config.first(layers))
-    if model.weights == keeping.PACKED:  # which matrices are packed, the file says
+    if model.weights == keeping.PACKED:  # the file decides which matrices are packed
         own = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
         return dataclasses.replace(model, lm=lm, params=own)
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, formats.read_format(model.weights)))
 
 
 def _packed_shapes(lm: Any, raw: dict[str, Any], folder: Path | None, title: str, dtype: Any) -> Any:
-    """The shapes of parameters that are kept as a folder packs them; without its weights, as its config says."""
+    """The shapes of parameters kept as a folder packs them; without its weights, as its config says."""
     shapes = lm.abstract(dtype)
     if folder is not None and (finding.is_gguf(folder) or any(folder.glob("*.safetensors"))):
         return keeping.shapes(_packed(_sources(lm, raw, folder, title, dtype, (0, 1)), title), dtype)
     outline = packed.outline(raw)
     if outline is None:
-        raise ModelError(f"{title}: which matrices are packed, its weights say: give a folder that has them")
+        raise ModelError(f"{title}: only its weights say which matrices are packed: give a folder that has them")
     return jax.tree_util.tree_map_with_path(outline, shapes)
 
 
@@ -418,11 +428,11 @@ def architecture(
 
     Args:
       raw: the config.
-      file: where it is from.
-      own_mask: see `specjax.models.masked.from_hf`. Without weights it does not matter which token is the mask.
+      file: the config's origin.
+      own_mask: see `specjax.models.masked.from_hf`. Without weights, the mask token does not matter.
 
     Raises:
-      ModelError: on a config that cannot be used.
+      ModelError: on an unusable config.
     """
     try:
         return _described(raw, file, own_mask)
@@ -451,17 +461,17 @@ def find(
     asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] = ("model",),
     besides: tuple[str, ...] = (),
 ) -> tuple[str, Path]:  # fmt: skip
-    """Name and folder of what was asked for: a folder goes before a shipped name, and that before a hub id.
+    """Resolves a request to a name and a folder. A folder takes precedence over a shipped name, and that over a hub id.
 
     Args:
-      asked: one of these; a hub id may have a branch, tag or commit behind it (`owner/name@revision`).
-      ours: what is shipped.
-      what: is looked for, as an error says it.
+      asked: one of these; a hub id may end with a branch, tag or commit (`owner/name@revision`).
+      ours: the shipped folders by name.
+      what: the noun that errors use for the thing.
       stems: of the safetensors files to fetch from the hub where no index names them.
-      besides: patterns of files to fetch where it has none of those.
+      besides: patterns of files to fetch if the repository has none of those.
 
     Raises:
-      ModelError: where there is no such thing.
+      ModelError: if there is no such thing.
     """
     try:
         folder = Path(asked).expanduser()
@@ -479,8 +489,8 @@ def find(
 
 
 def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:
-    """What is needed of a repository: its small files, and of the others those that its index names, or else those of `stems`.
-    Nothing of its subfolders, which hold the same weights again (`original/`)."""
+    """Downloads what is needed of a repository: its small files, and the weight files that its index names or, without
+    an index, those of `stems`. Subfolders are left out: they hold the same weights again (`original/`)."""
     import huggingface_hub
 
     name, _, revision = hub_id.partition("@")
@@ -498,12 +508,12 @@ def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str
 
 @contextlib.contextmanager
 def _from_the_hub(what: str, asked: str) -> Iterator[None]:
-    """Says in one line that the hub did not give something."""
+    """Turns failures of the hub into a one-line error."""
     try:
         yield
     except ModelError:
         raise
-    except Exception as error:  # which client library raises depends on the version of huggingface_hub
+    except Exception as error:  # which HTTP client raises depends on the version of huggingface_hub
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"unknown {what} {asked!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
@@ -512,14 +522,14 @@ def _from_the_hub(what: str, asked: str) -> Iterator[None]:
 
 
 def _file_of(hub_id: str, file: str) -> str:
-    """How `load` is asked for a file of a repository."""
+    """The name by which `load` finds a file of a repository."""
     name, at, revision = hub_id.partition("@")
     return f"{name}/{file}{at}{revision}"
 
 
 def _gguf_names(hub_id: str, folder: Path) -> list[str]:
-    """The GGUF files of a repository whose small files are in a folder, in subfolders too; without a network those that are
-    there already."""
+    """The GGUF files of a repository, including its subfolders; without a network, those already downloaded. `folder`
+    holds the repository's small files."""
     import huggingface_hub
 
     name, _, revision = hub_id.partition("@")

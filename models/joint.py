@@ -1,5 +1,4 @@
-"""A joint distribution of a few tokens under the any-subset contract: every conditional is exact. The oracle for
-tests."""
+"""A joint distribution of a few tokens under the any-subset contract, with exact conditionals; the oracle for tests."""
 
 import dataclasses
 import itertools
@@ -13,9 +12,9 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class JointDistribution:
-    """An any-subset model (`specjax.diffusion.assd.AnySubset`) of texts of `size` tokens.
+    """An any-subset model (`specjax.diffusion.assd.AnySubset`) of texts with `size` tokens.
 
-    Params: `{"log_probs": [V ** size]}` float32, in the order of `itertools.product`; texts that cannot come have -inf.
+    Params: `{"log_probs": [V ** size]}` float32, in the order of `itertools.product`; impossible texts have -inf.
     """
 
     vocab_size: int

@@ -1,4 +1,4 @@
-"""JSON files that others wrote: whatever is wrong with one is one clear line."""
+"""JSON files from elsewhere: any defect becomes a one-line error."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from specjax.models.errors import ModelError
 
 
 def parsed(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """The value of a JSON text.
 
     Raises:
-      ValueError: where it is no JSON, or nested too deeply to be read.
+      ValueError: if it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -23,7 +23,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-      ModelError: where there is none.
+      ModelError: if there is none.
     """
     try:
         content = parsed(file.read_bytes())

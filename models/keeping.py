@@ -1,4 +1,5 @@
-"""Parameters that are kept as their file packs them: words of the argument `weights` of `load`, and where parts are stored."""
+"""Parameters kept as their file packs them: the words of `load`'s argument `weights`, and where the parts are
+stored."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +12,7 @@ from specjax.models.formats import inputs_axis
 from specjax.models.packed_matrix import Packed
 
 PACKED, PLAIN = "packed", "plain"
-"""As the file packs them, and each number by itself."""
+"""The words for matrices as the file packs them, and for unpacked matrices."""
 _CPU = (
     "packed weights take less memory, but on a CPU each matrix is widened before it is multiplied: a step is several times "
     "slower than with weights='plain'"
@@ -23,22 +24,22 @@ _SPLIT = (
 
 
 def cost(backend: str, chips: int) -> str | None:
-    """What is to be said where no kernel multiplies codes; None where one does, or the compiler widens them on their way.
+    """A warning if no kernel multiplies codes; None if one does, or if the compiler widens them during the product.
 
     Args:
-      backend: of JAX.
-      chips: of the mesh.
+      backend: JAX's backend.
+      chips: the number of chips of the mesh.
     """
     return _CPU if backend == "cpu" else _SPLIT if backend == "gpu" and chips > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class LikeSource:
-    """The one number of `Packed.like`, which no file has.
+    """The source of `Packed.like`, a number that no file holds.
 
     Attributes:
-      shape: of the array, all ones but for experts.
-      dtype: None: as the caller says.
+      shape: of the array, all ones except for experts.
+      dtype: its type; None: as the caller says.
     """
 
     shape: tuple[int, ...]
@@ -55,8 +56,8 @@ class LikeSource:
 def kept(sources: Any) -> Any:
     """Where parameters are stored, packed ones by their parts.
 
-    Kernels of layers, the table of embeddings and the output head are kept packed; of a matrix for every expert, where all
-    experts are packed alike.
+    Kernels of layers, the table of embeddings and the output head stay packed. Matrices of experts stay packed only if
+    all experts are packed alike.
 
     Args:
       sources: what `specjax.models.weights.match` returned.
@@ -82,7 +83,7 @@ def _kept(source: Source | Stack) -> Any:
 
 
 def _layout(packed: Packed) -> Any:
-    """What two packed matrices have alike whose parts go into the same arrays."""
+    """The properties that packed matrices must share for their parts to go into the same arrays."""
     leaves, tree = jax.tree.flatten(packed)
     return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -99,6 +100,6 @@ def shapes(sources: Any, dtype: Any) -> Any:
 
 
 def unpacked(params: Any) -> Any:
-    """Parameters with packed matrices made plain."""
+    """Parameters with packed matrices unpacked."""
     own = lambda x: plain(x) if isinstance(x, Packed) else x
     return jax.tree.map(own, params, is_leaf=is_quantised)

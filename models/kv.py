@@ -13,14 +13,14 @@ from specjax.pretty import Pretty
 
 
 class Slots(NamedTuple):
-    """The part of a cache that a layer's queries may see.
+    """The part of a cache that a layer's queries can see.
 
     Attributes:
       key: `[B, K, S, H]`, or `kv_bits.Scaled`.
       value: as `key`.
-      positions: `[B, S]` int32, what the slots of a ring hold; None: their own numbers.
-      unseen: `[B, S]` bool, slots that no query sees, where a length does not tell; or None.
-      asks: whether a block's delta has queries too.
+      positions: `[B, S]` int32, the positions that the slots of a ring hold; None: slot s holds position s.
+      unseen: `[B, S]` bool, slots that no query sees, where the length alone does not tell; or None.
+      asks: whether a block's delta includes queries.
     """
 
     key: Any
@@ -35,17 +35,21 @@ class Slots(NamedTuple):
 class KVCache(Pretty):
     """Keys and values of the committed tokens; slot s of a row holds position s.
 
-    A layer whose S is less than the capacity has a ring: position p lies in slot p mod S, over that of p - S. A block that
-    begins at position n sees the window before it, so that a ring has those for certain where no commit wrote more than
-    `ahead` positions from n on, and S is at least the window and `ahead` together: what was rejected, or lies after a
-    prompt,
-    has then taken the place of what no query sees any more. A row whose length goes back further has lost its window.
+    A layer whose S is less than the capacity has a ring: position p is in slot p mod S, where it replaces position p -
+    S. A block that begins at position n sees the window before n. A ring surely holds that window if two conditions
+    hold:
+
+    - No commit wrote more than `ahead` positions from n on.
+    - S is at least the window plus `ahead`.
+
+    Then rejected tokens, or tokens after a prompt, have only replaced positions that no query sees any more. A row
+    whose length goes back further has lost its window.
 
     Attributes:
-      key: a tuple over layers of `[B, K, S, H]`, or of `kv_bits.Scaled` in eight bits; those that read another's keys and
-        values are left out.
+      key: a tuple over layers of `[B, K, S, H]`, or of `kv_bits.Scaled` for eight bits. Layers that read another
+        layer's keys and values are left out.
       value: as `key`.
-      capacity: static, how many positions a row may have; 0 where no layer has a ring.
+      capacity: static, how many positions a row may have; 0 if no layer has a ring.
       ahead: static, see above.
       states: a tuple over the layers that keep a running state (`specjax.models.mixers`), which have no keys and values.
     """
@@ -57,8 +61,9 @@ class KVCache(Pretty):
     states: tuple[Any, ...] = ()
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Any:
-        """Of a layer with slots its `Slots`: keys and values, and of a ring the positions `[B, S]` of its slots after
-        `length` `[B]` tokens; or (`of_state`) the state of one that keeps one."""
+        """What a layer reads of the cache: its `Slots` or, with `of_state`, its running state.
+
+        For a ring, `Slots` includes the positions `[B, S]` of its slots after `length` `[B]` tokens."""
         if of_state:
             return self.states[index]
         key, value = self.key[index], self.value[index]
@@ -78,8 +83,10 @@ class KVDelta(Pretty):
       key: a tuple over layers of `[B, T, K, H]`, as in `KVCache`.
       value: as `key`.
       positions: `[B, T]` int32.
-      query: a tuple over layers of `[B, T, K, G * H]`, scaled queries, where a cache asks for them (`Slots.asks`); else empty.
-      states: a tuple over the layers that keep a running state, of what replays a path; leaves lead with `[B, T]`.
+      query: a tuple over layers of `[B, T, K, G * H]`, scaled queries, if a cache asks for them (`Slots.asks`);
+        otherwise empty.
+      states: a tuple over the layers that keep a running state, of the data to replay a path; leaves lead with
+        `[B, T]`.
     """
 
     key: tuple[Any, ...]
@@ -89,19 +96,19 @@ class KVDelta(Pretty):
     states: tuple[Any, ...] = ()
 
     def layer(self, index: int, of_state: bool = False) -> Any:
-        """What a layer has added: keys and values, or (`of_state`) what replays its state."""
+        """A layer's part: keys and values or, with `of_state`, the data to replay its state."""
         return self.states[index] if of_state else (self.key[index], self.value[index])
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
-    """An empty cache of `capacity` slots per row for the layers of a `ModelConfig` that keep anything.
+    """An empty cache of `capacity` slots per row, for the layers of a `ModelConfig` that keep anything.
 
     Args:
-      config: which.
+      config: the model's.
       batch: B.
       capacity: how many positions a row may have.
-      dtype: of keys and values; in int8 and float8 with a scale for each slot and head.
-      ahead: where given, layers with a window have rings of the window and so many slots, see `KVCache`.
+      dtype: of keys and values; int8 and float8 have a scale for each slot and head.
+      ahead: if given, layers with a window have rings of the window plus `ahead` slots; see `KVCache`.
     """
     owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i and not config.keeps_state(i)]
     full = lambda i: ahead is None or config.window(i) is None
@@ -115,7 +122,7 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
 
 
 def kv_axes(cache: Any, config: Any = None) -> Any:
-    """Logical axis names of every leaf of a cache, or of none; `config` is needed where it has states."""
+    """Logical axis names of every leaf of a cache, or of None. `config` is needed if the cache has states."""
     axes = jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
     mixers = () if config is None else config.state_mixers
     if not mixers:
@@ -128,7 +135,7 @@ def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> 
     """See `specjax.lm.LM.commit`.
 
     Raises:
-      ValueError: where a ring would be written further ahead than it has room for.
+      ValueError: if a ring would be written further ahead than it has room for.
     """
     old, structure = jax.tree.flatten((cache.key, cache.value))
     new = jax.tree.leaves((delta.key, delta.value))

@@ -1,7 +1,7 @@
-"""Keys and values in eight bits: what stands for them in a cache, in the place of an array, and how they are read again.
+"""Keys and values in eight bits: their form in a cache, in place of an array, and how they are read.
 
-Each slot of a head has a scale, so that a token's numbers are decided by that token alone: written once, they are never touched
-again, whatever comes after. Shapes: `H` head width.
+Each slot of a head has its own scale, so a token's numbers depend on that token alone. They are written once and never
+change, whatever follows. Shapes: `H` head width.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from specjax.pretty import Pretty
 Array = jax.Array
 
 CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
-"""Types of a cache; the last two are kept with scales."""
+"""The types of a cache; the last two have scales."""
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
-"""What the greatest magnitude of a slot becomes."""
+"""The value to which the greatest magnitude of a slot is scaled."""
 
 
 @jax.tree_util.register_dataclass
@@ -25,7 +25,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 class Scaled(Pretty):
     """`values * scale`: keys or values of a cache or a block.
 
-    The numbers come first: the first leaf of a cache says of which type it is.
+    `values` come first, because the first leaf of a cache tells the cache's type.
 
     Attributes:
       values: `[..., H]`, int8 or float8.
@@ -41,13 +41,13 @@ class Scaled(Pretty):
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> Array | Scaled:
-    """Zeros, as a cache of this type holds them."""
+    """Zeros in the form of a cache of this type."""
     zeros = jnp.zeros(shape, dtype)
     return Scaled(zeros, jnp.zeros(shape[:-1], jnp.float32)) if zeros.dtype.name in LARGEST else zeros
 
 
 def stored(x: Array, like: Array | Scaled) -> Array | Scaled:
-    """Numbers `[..., H]` as what has `like` holds them."""
+    """Numbers `[..., H]` in the form of a cache that has `like`."""
     if not isinstance(like, Scaled):
         return x.astype(like.dtype)
     kind = like.values.dtype
@@ -58,12 +58,12 @@ def stored(x: Array, like: Array | Scaled) -> Array | Scaled:
 
 
 def read(x: Array | Scaled, dtype: Any) -> Array:
-    """What was stored, as plain numbers: of an array itself, else in `dtype`."""
+    """Stored numbers as a plain array: an array as it is, anything else in `dtype`."""
     if not isinstance(x, Scaled):
         return x
     return (x.values.astype(jnp.float32) * x.scale[..., None]).astype(dtype)
 
 
 def parts(x: Array | Scaled | None) -> tuple[Array | None, Array | None]:
-    """Numbers and scales, as `specjax.kernels.tree_attention` takes those of a cache; of an array no scales."""
+    """Numbers and scales, as `specjax.kernels.tree_attention` takes them; a plain array has no scales."""
     return (x.values, x.scale) if isinstance(x, Scaled) else (x, None)

@@ -1,7 +1,7 @@
 """Copies of kv-heads, for meshes that are wider than a model has kv-heads.
 
-Heads are split over a mesh axis. Where that has more chips than there are kv-heads, every chip would have to hold all of them.
-With copies side by side, one to a chip, it holds the one that its query heads share; the numbers are the same.
+Heads are split over a mesh axis. With more chips than kv-heads, every chip would have to hold all kv-heads. With copies
+side by side, a chip holds only the kv-head that its query heads share, and the numbers are the same.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ _COPIED = ("k", "v", "k_wide_norm")  # the modules whose outputs are kv-heads
 
 
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
-    """How many copies of every kv-head let the mesh split them; 1 where that helps nothing, or layers differ in kv-heads."""
+    """The number of copies of every kv-head with which the mesh can split them; 1 if that does not help or layers
+    differ in kv-heads."""
     parts = rules.parts(mesh, "heads")
     kinds = {(one.num_key_value_heads, one.num_attention_heads) for one in config.attentions}
     if len(kinds) != 1 or len(config.attentions) < config.num_hidden_layers:
@@ -29,7 +30,7 @@ def copied(params: Any, config: Any, copies: int) -> Any:
 
     Args:
       params: of a `LlamaLM`.
-      config: its own, without copies.
+      config: its config, without copies.
       copies: how many; 1 changes nothing.
     """
     repeat = lambda heads: jnp.repeat(heads, copies, axis=-2)
@@ -50,7 +51,7 @@ def is_copied(path: tuple[Any, ...]) -> bool:
 
 def _change(params, heads, function):
     def change(path, x):
-        if not is_copied(path) or x.shape[-1] == 1:  # what all outputs of a matrix share
+        if not is_copied(path) or x.shape[-1] == 1:  # shared by all outputs of a matrix
             return x
         split = x.reshape(*x.shape[:-1], heads, -1)
         return function(split).reshape(*x.shape[:-1], -1)

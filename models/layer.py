@@ -1,4 +1,4 @@
-"""A layer: a token mixer and a feed-forward, each a branch of the residual stream, with their norms and what else it has."""
+"""A layer: a token mixer and a feed-forward, each a branch of the residual stream, with norms and optional parts."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -16,15 +16,15 @@ from specjax.models.norms import NormConfig
 
 
 class FeedConfig(Protocol):
-    """The description of a feed-forward, a frozen dataclass: `MLPConfig`, `ExpertsConfig`."""
+    """The description of a feed-forward, a frozen dataclass: `MLPConfig` or `ExpertsConfig`."""
 
     @property
     def dense(self) -> MLPConfig | None:
-        """The MLP that it is, or stands in the place of."""
+        """The MLP that it is, or that it replaces."""
         ...
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> Any:
-        """The module, of `[B, T, E]` to `[B, T, E]`, with `split_products` (`specjax.models.mixers.Mixer`)."""
+        """The module, from `[B, T, E]` to `[B, T, E]`, with `split_products` (`specjax.models.mixers.Mixer`)."""
         ...
 
 
@@ -33,15 +33,15 @@ class LayerConfig:
     """The parts of a layer.
 
     Attributes:
-      mixer: in which tokens read each other.
-      feed: of every token by itself.
-      norm: of the stream before and after both.
-      pre_norms: whether what mixer and feed-forward read is normed.
-      post_norms: whether what they give is, before it is added.
-      residual_multiplier: what they give is multiplied by before it is added.
+      mixer: the part in which tokens read each other.
+      feed: the feed-forward, which treats every token by itself.
+      norm: the norm before and after both.
+      pre_norms: whether the inputs of mixer and feed-forward are normed.
+      post_norms: whether their outputs are normed before they are added.
+      residual_multiplier: the factor of their outputs before they are added.
       beside: experts beside the feed-forward, which read the stream themselves (`specjax.models.gemma_experts`).
-      input_size: the width of what the layer reads of a token besides (`specjax.models.layer_inputs`); 0: nothing.
-      scalar: whether a learned number multiplies the stream at its end.
+      input_size: the width of the layer's further input per token (`specjax.models.layer_inputs`); 0: none.
+      scalar: whether a learned number multiplies the stream at the layer's end.
     """
 
     mixer: MixerConfig
@@ -60,12 +60,12 @@ class LayerConfig:
 
     @property
     def experts(self) -> ExpertsConfig | None:
-        """Its experts, in the place of an MLP or beside it; None: it has none."""
+        """Its experts, in place of an MLP or beside it; None: it has none."""
         return self.feed if isinstance(self.feed, ExpertsConfig) else self.beside
 
 
 class Layer(nnx.Module):
-    """See `LayerConfig`. The mixer's module has the name that `MixerConfig.name` says."""
+    """See `LayerConfig`. `MixerConfig.name` names the mixer's module."""
 
     def __init__(self, config: LayerConfig, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None):
         c = config
@@ -89,14 +89,14 @@ class Layer(nnx.Module):
 
         Args:
           x: `[B, T, E]`, the residual stream.
-          tables: as for `Mixer`, and so are the others but these.
-          block: see above.
-          cache: see above.
-          past: see above.
-          positions: see above.
+          tables: see `Mixer`.
+          block: see `Mixer`.
+          cache: see `Mixer`.
+          past: see `Mixer`.
+          positions: see `Mixer`.
           skip: `[2]` bool, traced: whether to leave out the mixer, and the feed-forward.
-          shared: see above.
-          inputs: `[B, T, P]` as for `LayerInput`.
+          shared: see `Mixer`.
+          inputs: `[B, T, P]`, see `LayerInput`.
         """
 
         def mix(x):
@@ -125,7 +125,7 @@ class Layer(nnx.Module):
         return (*self.mixer.split_products(), *self.mlp.split_products())
 
     def entered(self, x):
-        """What the mixer reads of the residual stream."""
+        """The mixer's input, from the residual stream."""
         return self.attention_norm(x) if self.config.pre_norms else x
 
     def _added(self, x, branch):

@@ -1,8 +1,7 @@
-"""Inputs of every layer besides the residual stream (the small Gemma 4).
+"""Inputs of every layer besides the residual stream (the small Gemma 4 models).
 
-A second table has a vector of width P for every token and layer. With what the embedding projects to, it is added at the
-layer's end, through a gate.
-Shapes: `B` rows, `T` tokens, `E` width, `L` layers, `P` width of an input.
+A second table has a vector of width P for every token and layer. It is combined with a projection of the embedding and
+added at the layer's end, through a gate. Shapes: `B` rows, `T` tokens, `E` width, `L` layers, `P` width of an input.
 """
 
 import dataclasses
@@ -20,11 +19,11 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class LayerInputsConfig:
-    """The table of what layers read of a token besides.
+    """The table of the layers' further inputs.
 
     Attributes:
       width: P.
-      vocab_size: tokens that it has.
+      vocab_size: the number of tokens in the table.
     """
 
     width: int
@@ -44,7 +43,8 @@ class LayerInputs(nnx.Module):
         self.tokens, self.width = config.vocab_size, config.width
 
     def __call__(self, tokens: Array, embedded: Array) -> Array:
-        """Ids `[B, T]` and their embeddings `[B, T, E]` to `[B, T, L, P]`; ids outside the table are read as token 0."""
+        """The inputs `[B, T, L, P]`, from ids `[B, T]` and their embeddings `[B, T, E]`. Ids outside the table are read
+        as token 0."""
         known = (tokens >= 0) & (tokens < self.tokens)
         own = self.embed.embedding[...].at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
         own = own.astype(embedded.dtype) * jnp.asarray(self.width**0.5, embedded.dtype)
@@ -54,7 +54,7 @@ class LayerInputs(nnx.Module):
 
 
 class LayerInput(nnx.Module):
-    """How a layer of width `size` adds its own, of width `inputs`."""
+    """The module by which a layer of width `size` adds its own input, of width `inputs`."""
 
     def __init__(self, inputs: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs):
         self.gate = linear(size, inputs, dtype, rngs)
@@ -62,5 +62,5 @@ class LayerInput(nnx.Module):
         self.norm = norm.build(size, dtype)
 
     def __call__(self, x: Array, own: Array) -> Array:
-        """`x` `[B, T, E]` with what the layer makes of `own` `[B, T, P]`."""
+        """`x` `[B, T, E]` with the layer's input `own` `[B, T, P]` added."""
         return x + self.norm(self.proj(nnx.gelu(self.gate(x)) * own))

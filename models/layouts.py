@@ -1,7 +1,8 @@
 """The layout of tables of embeddings in memory.
 
-A TPU's default layout of a matrix is the one with least padding, which of a table whose rows are no multiple of 128 numbers is
-column by column (the 2,880 of gpt-oss). Rows are looked up in none of that kind: the compiler copies the table in every step.
+A TPU's default layout of a matrix is the one with the least padding. For a table whose rows are not a multiple of 128
+numbers, it is column by column (the 2,880 of gpt-oss). Rows cannot be looked up in that layout, so the compiler would
+copy the table in every step.
 """
 
 from typing import Any
@@ -11,11 +12,11 @@ from jax.experimental.layout import Format, Layout
 
 
 def by_rows(params: Any, platform: str = "tpu") -> Any:
-    """Parameters whose table of embeddings lies row by row, where no head reads it as well.
+    """Parameters with the table of embeddings stored row by row, unless a head reads it too.
 
     Args:
       params: nested dicts of arrays, or of `ShapeDtypeStruct`s with shardings.
-      platform: of devices whose default may be another.
+      platform: the platform of the devices.
     """
     if not {"embed", "head"} <= params.keys():
         return params

@@ -1,4 +1,4 @@
-"""The linear layer of models, whose matrix may be of few bits, and its outputs by heads."""
+"""The linear layer of models, whose matrix may have few bits, and its outputs by heads."""
 
 from typing import Any
 
@@ -12,10 +12,11 @@ Array = jax.Array
 
 
 class Linear(nnx.Linear):
-    """`nnx.Linear`, whose kernel may be one of few bits.
+    """`nnx.Linear` whose kernel may have few bits.
 
     Attributes:
-      reduce_dtype: of its products; where a mesh splits its inputs, parts are summed over the mesh in it. None: `dtype`.
+      reduce_dtype: the type of its products. If a mesh splits its inputs, the parts are summed over the mesh in this
+        type. None: `dtype`.
     """
 
     reduce_dtype: Any = None
@@ -28,6 +29,7 @@ class Linear(nnx.Linear):
 
 
 def by_heads(x: Array, width: int) -> Array:
-    """A projection `[B, T, K H]` as `[B, T, K, H]`, where H is `width`. The barrier keeps a TPU's compiler from splitting the
-    matrix instead, which it copies in every step to do so."""
+    """A projection `[B, T, K H]` as `[B, T, K, H]`, where H is `width`.
+
+    The barrier keeps a TPU's compiler from splitting the matrix instead, which would copy it in every step."""
     return jax.lax.optimization_barrier(x).reshape(*x.shape[:2], -1, width)

@@ -1,7 +1,7 @@
-"""The config files and the names of LLaDA 2 (LLaDA2.0, arXiv:2512.15745, and 2.1), whose folders are alike.
+"""The config files and tensor names of LLaDA2.0 (arXiv:2512.15745) and 2.1, whose folders are alike.
 
-Queries, keys and values are one matrix, the first channels of a head are rotated, the first layers have no experts, and those
-of the others are chosen by sigmoids, within groups. It sees its own block and those before it.
+Queries, keys and values are one matrix. The first channels of a head are rotated. The first layers have no experts; the
+others choose theirs by sigmoids, within groups. A token sees its own block and earlier ones.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 
 MASK, BLOCK = 156895, 32
-"""The mask's id and the length of a block in published models, whose `config.json` leaves both out."""
+"""The mask's id and the block length of published models, whose `config.json` omits both."""
 
-# What the loader relies on. A config that says otherwise describes another model.
+# Values that the loader relies on. A config with other values describes another model.
 _FIXED = {
     "score_function": ("sigmoid",), "norm_topk_prob": (True,), "norm_head": (False,), "num_nextn_predict_layers": (0, None),
     "moe_router_enable_expert_bias": (True,), "use_sliding_window": (False, None),
 }  # fmt: skip
 _BY_BLOCKS = "expert_capacity"
-"""Of LLaDA 2.2, whose tokens choose among the experts that their block has chosen."""
-# What the published configuration class assumes for a field that `config.json` leaves out.
+"""Fields of LLaDA 2.2, whose tokens choose among the experts that their block has chosen."""
+# Defaults of the published configuration class for fields that `config.json` omits.
 _DEFAULTS = {
     "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "num_key_value_heads": None, "head_dim": None, "num_experts": 16,
     "num_experts_per_tok": 2, "num_shared_experts": 0, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
@@ -90,7 +90,7 @@ def from_hf(config: dict[str, Any]) -> ModelConfig:
 
 
 def is_one(config: ModelConfig) -> bool:
-    """Whether it is of such a model."""
+    """Whether it describes such a model."""
     return config.experts is not None and config.experts.scoring == "sigmoid"
 
 
@@ -98,7 +98,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of LLaDA 2.
 
     Raises:
-      ModelError: when LLaDA 2 has no such shape.
+      ModelError: if LLaDA 2 cannot express the model.
     """
     c, experts = config, config.experts
     sparse = base.sparse_layers(c)
@@ -107,8 +107,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     normed = experts is not None and experts.norm_topk_prob == (experts.num_experts_per_tok != 1)
     if experts is None or not (first and normed) or c.dense.bias or c.near.window is not None:
         raise ModelError(
-            "a model whose experts are chosen by sigmoids is written as LLaDA 2, which has no sliding window and no biases in "
-            "its MLPs, dense layers before the others only, and weights that are divided by their sum"
+            "a model whose experts are chosen by sigmoids is written as LLaDA 2, which has no sliding window, no biases in its "
+            "MLPs, dense layers only before the others, and experts' weights that are divided by their sum"
         )
     bare = c.every(RopeConfig, share=1.0).every(AttentionConfig, qk_norm=None, qkv_bias=False, o_bias=False)
     plain = hf_config.to_hf(bare.mapped(LayerConfig, lambda layer: dataclasses.replace(layer, feed=c.dense)))

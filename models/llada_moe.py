@@ -1,7 +1,7 @@
-"""The config files of LLaDA's models with experts.
+"""The config files of LLaDA-MoE.
 
-LLaDA-MoE (arXiv:2509.24389) has the names of Qwen3-MoE's tensors and, in its config, some fields of its own. It sees the whole
-canvas. A token's weights are the probabilities of its experts among all, not divided by their sum.
+LLaDA-MoE (arXiv:2509.24389) has Qwen3-MoE's tensor names and some config fields of its own. A token sees the whole
+canvas. Its weights are the probabilities of its experts among all experts, not divided by their sum.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from specjax.models.fields import check_fixed, flag, is_size, shown
 from specjax.models.model_config import ModelConfig
 
 MASK = 156895
-"""The mask's id in published models, whose `config.json` leaves it out."""
+"""The mask's id in published models, whose `config.json` omits it."""
 
-# What the loader relies on. A config that says otherwise describes another model.
+# Values that the loader relies on. A config with other values describes another model.
 _FIXED = {
     "clip_qkv": (None,), "shared_expert_intermediate_size": (None,), "moe_router_enable_expert_bias": (False, None),
     "moe_router_score_function": ("softmax", None), "norm_topk_prob": (False, None), "routed_scaling_factor": (1, None),
@@ -57,17 +57,17 @@ def from_hf(config: dict[str, Any]) -> ModelConfig:
 
 
 def to_hf(config: ModelConfig, plain: dict[str, Any]) -> dict[str, Any]:
-    """The `config.json` of LLaDA-MoE, from that of Qwen3-MoE.
+    """The `config.json` of LLaDA-MoE, from Qwen3-MoE's.
 
     Raises:
-      ModelError: when LLaDA-MoE has no such shape.
+      ModelError: if LLaDA-MoE cannot express the model.
     """
     c = config
     wide = c.near.head_dim * c.near.num_attention_heads == c.hidden_size
     if c.experts is None or c.experts.norm_topk_prob or c.near.window is not None or not wide:
         raise ModelError(
-            "a diffusion model with experts and without blocks is written as LLaDA-MoE, which has no sliding window, heads "
-            "that fill its width, and weights of experts that are not divided by their sum"
+            "a diffusion model with experts and without blocks is written as LLaDA-MoE, which has no sliding window, has heads "
+            "that fill its width, and does not divide the experts' weights by their sum"
         )
     of_qwen = ("moe_intermediate_size", "intermediate_size", "head_dim", "decoder_sparse_step", "mlp_only_layers")
     windows = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")

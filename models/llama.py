@@ -1,8 +1,8 @@
-"""Decoder-only transformers after the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
+"""Decoder-only transformers under the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
 
-A model is made of parts, which its `ModelConfig` lists layer by layer; a pass asks each of them, and knows no family. What sets
-a family apart is in its description in `specjax.models.families`.
-Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `K` kv-heads, `H` head width, `V` vocabulary.
+A model is made of parts, which its `ModelConfig` lists layer by layer. A pass calls each part and knows no family. Each
+family's differences are described in `specjax.models.families`. Shapes: `B` rows, `T` block tokens, `S` cache slots,
+`E` width, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ Array = jax.Array
 
 
 class Llama(nnx.Module):
-    """The whole stack, or with `bare` all but its layers. `LlamaLM` splits it into a static graph and a params pytree."""
+    """The whole stack or, with `bare`, everything except its layers. `LlamaLM` splits it into a static graph and a
+    params pytree."""
 
     def __init__(
         self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, bare: bool = False
@@ -65,23 +66,25 @@ def _abstract(config: ModelConfig, dtype: Any, kernel: Implementation | None, re
 
 @dataclasses.dataclass(frozen=True)
 class LlamaLM:
-    """A model of parts as a `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
+    """A transformer as a `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
 
     Attributes:
-      config: what it is made of.
+      config: the model's parts.
       attention: the way to compute attention, see `implementation` of `specjax.kernels.tree_attention`.
-      kv_copies: copies of every kv-head, side by side in parameters and cache (`specjax.models.kv_heads`).
-      layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
-        are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
-      ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
-        for callers that write at most so many ahead of what they read next and never go back further; None: every layer
-        keeps all.
-      cache_dtype: where given, the type of its caches, whatever their maker asks for; one of
+      kv_copies: the number of copies of every kv-head, side by side in parameters and cache
+        (`specjax.models.kv_heads`).
+      layer_cast: whether everything except the stored parameters is float32 (LayerCast, Yuan et al. 2025,
+        arXiv:2506.09501). Each weight is widened where it is used, inputs and cache are float32, and products have full
+        precision.
+      ahead: if given, layers with a window keep the window plus `ahead` tokens, in a ring
+        (`specjax.models.kv.KVCache`). Callers may then write at most `ahead` tokens beyond the next one to be read, and
+        never go back further. None: every layer keeps all tokens.
+      cache_dtype: if given, the type of its caches, whatever type `init_cache` is asked for; one of
         `specjax.models.kv_bits.CACHE_DTYPES`.
-      reduce_dtype: the type in which parts of products are summed over a mesh, such as `bfloat16`, at half the exchange; None:
-        float32. Those of attention and of MLPs, not those of experts.
-      old: where given, what its caches keep of older tokens (`specjax.models.caches`), which needs `ahead`, and
-        layers that see all of a text.
+      reduce_dtype: the type in which parts of the products of attention and MLPs (not experts) are summed over a mesh.
+        `bfloat16` halves the exchange. None: float32.
+      old: if given, how its caches keep older tokens (`specjax.models.caches`). It needs `ahead`, and layers that see
+        the whole text.
     """
 
     config: ModelConfig
@@ -127,11 +130,11 @@ class LlamaLM:
 
     @property
     def reads_mixtures(self) -> bool:
-        return self.config.embedding.layer_inputs is None  # those are of tokens
+        return self.config.embedding.layer_inputs is None  # those depend on tokens
 
     @property
     def widest(self) -> int | None:
-        """How many tokens of a prompt are read together at most, where its cache forgets: as many as are folded."""
+        """The most prompt tokens that are read together if the cache forgets: as many as are folded."""
         return None if self.old is None else self.old.chunk
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
@@ -144,7 +147,8 @@ class LlamaLM:
         return nnx.to_pure_dict(_abstract(self.laid_out, dtype, self.attention, self.reduce_dtype)[1])
 
     def bind(self, params: Any) -> Llama:
-        """The nnx module that holds these parameters; layers without any (`specjax.models.load(layers=False)`) have shapes."""
+        """The nnx module that holds these parameters. Layers without parameters (`specjax.models.load(layers=False)`)
+        hold shapes."""
         graph, shapes = _abstract(self.laid_out, jnp.float32, self.attention, self.reduce_dtype)
         return nnx.merge(graph, params if "layers" in params else nnx.to_pure_dict(shapes) | params)
 
@@ -187,7 +191,7 @@ class LlamaLM:
         )
 
     def embed(self, params: Any, tokens: Array) -> Array:
-        """Ids `[B, T]` to `[B, T, E]` in float32; ids outside the vocabulary are read as token 0."""
+        """Embeddings `[B, T, E]` of ids `[B, T]`, in float32. Ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
         scale = jnp.asarray(self.config.embedding.scale, jnp.float32 if self.layer_cast else table.dtype)
         return embedded(table, tokens, self.vocab_size) * scale.astype(jnp.float32)
@@ -207,7 +211,7 @@ class LlamaLM:
         """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
 
         Raises:
-          ValueError: where one of them reads keys of a layer below `lo`, and there is no `below`.
+          ValueError: if one of them reads keys of a layer below `lo` and `below` is not given.
         """
         model, config = self.bind(params), self.laid_out
         tables: dict[Any, Any] = {}
@@ -247,7 +251,7 @@ class LlamaLM:
         return h, KVDelta(keys, values, block.positions, asked, states)
 
     def _by_layer(self, delta: KVDelta) -> dict[int, Any]:
-        """What the layers of a delta, which begins with the first one, have added; those that read another's are left out."""
+        """The parts of a delta by layer, from the first; layers that read another layer's keys are left out."""
         owners = [i for i in range(self.num_layers) if self.config.source(i) == i and not self.config.keeps_state(i)]
         return dict(zip(owners, zip(delta.key, delta.value, strict=True), strict=False))
 
@@ -287,9 +291,10 @@ class LlamaLM:
         return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
     def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
-        """See `specjax.lm.LM.begin`: the cache as it is; one that forgets as the first step would leave it.
+        """See `specjax.lm.LM.begin`. The cache is returned unchanged, unless it forgets; then it is as the first step
+        would leave it.
 
-        Rows beside a longer prompt were read on, and folded there what they have none of alone.
+        Rows batched with a longer prompt were read further, and folded tokens that they would not have folded alone.
         """
         return cache.begun(lengths - 1) if isinstance(cache, OldCache) else cache
 
@@ -306,7 +311,8 @@ class LlamaLM:
         return param_axes(params)
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
+        """The units into which an axis can be split, where they are not its size (whole heads), and the sizes of
+        experts."""
         shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
         experts = self.config.experts.axis_counts if self.config.experts else {}
         heads = math.gcd(*(one.num_attention_heads for one in self.config.attentions))

@@ -1,4 +1,4 @@
-"""A bar on stderr for what may take long: only on a terminal, and only once it has taken a while."""
+"""A progress bar on stderr, shown only on a terminal and only for work that takes a while."""
 
 import contextlib
 import sys
@@ -11,11 +11,11 @@ PATIENCE = 3.0
 
 @contextlib.contextmanager
 def bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A function that says how many more parts are done.
+    """A bar; it yields a function to be called with the number of further parts done.
 
     Args:
       title: what is being done.
-      total: all its parts; None: not known, and the bar only moves.
+      total: the number of parts; None: unknown, and the bar only moves.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda parts: None

@@ -1,11 +1,16 @@
-"""The settings that masked diffusion adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2
-and A2D; those of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
+"""The settings of masked diffusion, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D.
 
-LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
-(arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's
-names, with experts Qwen3-MoE's, and Fast-dLLM v2 (arXiv:2509.26328) Qwen2's; they see their own block and those before it. A2D
-(autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions and everything
-else as it was; where a folder of it does not name the mask in `config.json`, its tokenizer does.
+`specjax.models.llada_moe` and `llada2` have those of LLaDA's models with experts.
+
+| model | names in `config.json` and weights | a token sees |
+|---|---|---|
+| LLaDA (arXiv:2502.09992), Llama-shaped | its own | the whole canvas |
+| Dream (arXiv:2508.15487) | Qwen2's | the whole canvas |
+| SDAR (arXiv:2510.06303; TraDo is one) | Qwen3's; with experts, Qwen3-MoE's | its block and earlier ones |
+| Fast-dLLM v2 (arXiv:2509.26328) | Qwen2's | its block and earlier ones |
+
+A2D (autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions
+and no other change. If an A2D folder's `config.json` does not name the mask, its tokenizer does.
 """
 
 import dataclasses
@@ -25,13 +30,12 @@ class Masked:
 
     Attributes:
       mask_id: the id of an open position.
-      shift: its output at position i - 1 is for position i (Dream, which began as an autoregressive model).
-      block: the length of its blocks, which do not see later ones; 0 where it sees the whole canvas.
-      sub_block: the length of a block's parts, which are finished from left to right; 0: as is usual for its kind.
-      unmask: the line of the policy to decode it with where the user names none, as `generation_config.json` says; "": as is
-        usual.
-      cache: that of the cache likewise.
-      align: where blocks are counted from, `text` or, as A2D's sampler has it, `prompt_end`
+      shift: whether its output at position i - 1 is for position i (Dream, which began as an autoregressive model).
+      block: the length of its blocks, which do not see later ones; 0: it sees the whole canvas.
+      sub_block: the length of a block's parts, which are finished from left to right; 0: the usual length for its kind.
+      unmask: the line of the default unmask policy, from `generation_config.json`; "": the usual one.
+      cache: the line of the default cache policy, likewise.
+      align: where blocks are counted from: `text` or, as in A2D's sampler, `prompt_end`
         (`specjax.diffusion.BlockDiffusion`).
     """
 
@@ -45,23 +49,26 @@ class Masked:
 
     @property
     def warped(self) -> bool:
-        """Whether its published sampler takes confidences after temperature and filters. Those of Dream, SDAR, TraDo, LLaDA 2
-        and Fast-dLLM v2 do; LLaDA's and A2D's take the model's own probabilities."""
+        """Whether its published sampler takes confidences after temperature and filters.
+
+        The samplers of Dream, SDAR, TraDo, LLaDA 2 and Fast-dLLM v2 do; those of LLaDA and A2D take the model's own
+        probabilities."""
         return self.shift or (self.block > 0 and self.align == "text")
 
     @property
     def usual_sub_block(self) -> int:
-        """The length of a block's parts where the user names none: 8 for Fast-dLLM v2, where that divides a block."""
+        """The default length of a block's parts: 8 for Fast-dLLM v2, if that divides a block."""
         return self.sub_block or (8 if self.shift and self.block and self.block % 8 == 0 else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Canvas(Masked):
-    """Settings of a model for block diffusion over canvases of random tokens (DiffusionGemma): no token is a mask, so
-    `mask_id` is -1, and `block` is the length of a canvas.
+    """Settings of a model for block diffusion over canvases of random tokens (DiffusionGemma).
+
+    No token is a mask, so `mask_id` is -1. `block` is the length of a canvas.
 
     Attributes:
-      image_id: the token that stands for a part of an image, or None.
+      image_id: the placeholder token for a part of an image, or None.
       sampling: the fields of `specjax.diffusion.EntropyRenoise` that `generation_config.json` sets, as pairs.
     """
 
@@ -75,16 +82,17 @@ ARCHITECTURES = {
     "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
     "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
 }  # fmt: skip
-# Of block-diffusion models: whose names they have (None: their own), whether their logits are shifted, the field of the block
-# length and, where a published config leaves it out, the mask id and that length.
+# For block-diffusion models: the family whose names they have (None: their own), whether their logits are shifted, and
+# the field of the block length. Where a published config omits them, also the mask id and the block length.
 _BLOCKS = {
     "sdar": ("Qwen3ForCausalLM", False, "block_size", 151669, 4),
     "sdar_moe": ("Qwen3MoeForCausalLM", False, "block_size", 151669, 4),
     "llada2_moe": (None, False, "block_size", llada2.MASK, llada2.BLOCK),
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
 }
-# The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without: `block_size`
-# in config.json is ours to tell them apart, and so is `block_align` where blocks are not counted from the prompt's end.
+# The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without. Our
+# own field `block_size` in config.json tells them apart, and our `block_align` says if blocks are not counted from the
+# prompt's end.
 _A2D = {"a2d-llama": "LlamaForCausalLM", "a2d-qwen2": "Qwen2ForCausalLM", "a2d-qwen3": "Qwen3ForCausalLM"}
 LLADA_MASK, LLADA_EOT = 126336, 126348
 """The ids of the mask and of the end of a turn in the published LLaDA models."""
@@ -94,7 +102,7 @@ _LLADA = {
     "max_sequence_length": "max_position_embeddings", "weight_tying": "tie_word_embeddings", "rope_theta": "rope_theta",
     "rms_norm_eps": "rms_norm_eps",
 }  # fmt: skip
-# What the loader relies on. A config that says otherwise describes another model.
+# Values that the loader relies on. A config with other values describes another model.
 _LLADA_FIXED = {
     "block_type": ("llama",), "activation_type": ("silu", "swiglu"), "layer_norm_type": ("rms",), "rope": (True,),
     "alibi": (False,), "include_bias": (False,), "include_qkv_bias": (False, None), "scale_logits": (False,),
@@ -102,7 +110,7 @@ _LLADA_FIXED = {
     "multi_query_attention": (False, None),
 }  # fmt: skip
 _SIGHT = ("is_causal", "use_bidirectional_attention")
-"""Fields that say what such models are in any case."""
+"""Fields that state what holds for such models in any case."""
 _LLADA_MODULES = {
     "model.embed_tokens": "model.transformer.wte", "model.norm": "model.transformer.ln_f",
     "lm_head": "model.transformer.ff_out", "input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm",
@@ -112,7 +120,8 @@ _LLADA_MODULES = {
 
 
 def kind_of(config: dict[str, Any]) -> str | None:
-    """`llada`, `Dream`, ..., or None where `config.json` describes no masked-diffusion model that we know."""
+    """The kind of a masked-diffusion model (`llada`, `Dream`, ...); None if `config.json` describes none that we
+    know."""
     names = config.get("architectures") or []
     found = [kind for name, kind in ARCHITECTURES.items() if name in names]
     known = config.get("model_type") if config.get("model_type") in ARCHITECTURES.values() else None
@@ -124,10 +133,10 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
 
     Args:
       config: parsed.
-      own_mask: the id of the tokenizer's mask token, or None; asked where an A2D model's config names none.
+      own_mask: returns the id of the tokenizer's mask token, or None; called if an A2D model's config names none.
 
     Raises:
-      ModelError: on a missing mask id, or on what the loader does not support.
+      ModelError: on a missing mask id, or on unsupported values.
     """
     kind = kind_of(config)
     masked = _masked(kind, config, own_mask)
@@ -137,7 +146,7 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
         shape = llada_moe.from_hf(config)
     elif kind == "llada2_moe":
         shape = llada2.from_hf(config)
-    elif kind in _A2D:  # layers with a window see as far as the others
+    elif kind in _A2D:  # here, layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways, _SIGHT)
     else:
@@ -185,12 +194,13 @@ def _llada_shape(config: dict[str, Any]) -> ModelConfig:
 
 
 def published_threshold(config: Any, masked: Masked) -> float:
-    """The confidence at which a block-diffusion model's published sampler commits a token: SDAR's or LLaDA 2's; 0 where that is
-    Fast-dLLM's 0.9, or where it has none.
+    """The confidence at which a block-diffusion model's published sampler commits a token.
+
+    It is SDAR's or LLaDA 2's value; 0 if the sampler uses Fast-dLLM's 0.9, or has none.
 
     Args:
-      config: of the model.
-      masked: how it is used.
+      config: the model's.
+      masked: its settings for diffusion.
     """
     if not masked.block or masked.shift or masked.align != "text":
         return 0.0
@@ -198,12 +208,13 @@ def published_threshold(config: Any, masked: Masked) -> float:
 
 
 def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
-    """The `config.json` of a model, in the first of these layouts that can say what it is: with shifted logits Fast-dLLM v2's
-    (with blocks) or Dream's, else LLaDA 2's (where sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts),
-    LLaDA's or A2D's.
+    """The `config.json` of a model, in the first layout that can express it.
+
+    With shifted logits, the layouts are Fast-dLLM v2's (with blocks) and Dream's. Otherwise they are LLaDA 2's (if
+    sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts), LLaDA's and A2D's.
 
     Raises:
-      ModelError: when none can.
+      ModelError: if none can.
     """
     mask = {"mask_token_id": masked.mask_id}
     if llada2.is_one(config):
@@ -245,7 +256,7 @@ def _named(kind: str) -> dict[str, Any]:
 
 
 def _is_llada(config: ModelConfig, plain: dict[str, Any]) -> bool:
-    """Whether LLaDA has such a shape: no biases, plain rope, and heads that fill the width."""
+    """Whether LLaDA can express the model: no biases, plain rope, and heads that fill the width."""
     own = config.near
     bare = plain["model_type"] == "llama" and not (own.qkv_bias or config.dense.bias)
     return bare and config.rope.scaling is None and own.head_dim * own.num_attention_heads == config.hidden_size
@@ -265,4 +276,4 @@ def llada_name(name: str) -> str:
 
 
 NAMES = {"llada": llada_name, "llada2_moe": llada2.tensor_name}
-"""Names of tensors, by kind, where they are not Llama's."""
+"""The naming of tensors, by kind, where it is not Llama's."""

@@ -1,4 +1,4 @@
-"""What stands for a matrix in a params pytree whose numbers do not lie there one by one."""
+"""Leaves of a params pytree that stand for a matrix without holding its numbers one by one."""
 
 import abc
 from typing import Any, Self
@@ -9,23 +9,24 @@ Array = jax.Array
 
 
 class Matrix(abc.ABC):
-    """A leaf of several arrays, which have the axes of the matrix: whatever goes by axes takes them like plain arrays.
+    """A leaf made of several arrays that have the matrix's axes, so code that goes by axes treats them like plain
+    arrays.
 
-    The first of them has the type that the matrix is used in, as the first leaf of parameters has everywhere.
+    The first array has the type in which the matrix is used, like the first leaf of parameters everywhere.
     """
 
     @property
     @abc.abstractmethod
     def stored(self) -> Any:
-        """The array that has an entry for every number of the matrix."""
+        """The array with an entry for every number of the matrix."""
 
     @abc.abstractmethod
     def numbers(self) -> Array:
-        """The matrix as one array, before it is rounded to the type that it is used in."""
+        """The matrix as one array, before it is rounded to the type in which it is used."""
 
     @abc.abstractmethod
     def astype(self, dtype: Any) -> Self:
-        """To be used in another type."""
+        """The same matrix, to be used in another type."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ class Matrix(abc.ABC):
 
     @property
     def dtype(self) -> Any:
-        """The type that it is used in."""
+        """The type in which it is used."""
         return jax.tree.leaves(self)[0].dtype
 
     @property
@@ -49,5 +50,5 @@ class Matrix(abc.ABC):
         return jax.tree.map(lambda x: x.swapaxes(-1, -2), self)
 
     def take(self, ids: Array) -> Self:
-        """The rows `ids` `[n]` of a table. No id may be outside."""
+        """The rows `ids` `[n]` of a table. Every id must be in range."""
         return jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), self)

@@ -1,18 +1,18 @@
-"""Chat messages: what may stand in them, and how a chat template writes them, up to where the assistant goes on."""
+"""Chat messages: their checks, and how a chat template writes them up to the point where the assistant continues."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _OPEN = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Marks a place in a text, which is looked for where a template has written it."""
+"""A marker that is put into a message to find its place in the rendered text."""
 Messages = Sequence[Mapping[str, Any]]
 
 
 def checked(tokenizer: Any, messages: Messages, model: str) -> list[dict[str, Any]]:
-    """Messages as the tokenizer's chat template reads them.
+    """Checks messages, and returns them as the tokenizer's chat template reads them.
 
-    Content is text, or a list of parts `{"type": "text", "text": ...}`: where the template does not read parts itself, their
-    texts stand one after the other. A message with `tool_calls` may have null content, which is the template's own matter.
+    Content is text, or a list of parts `{"type": "text", "text": ...}`: if the template does not read parts, their
+    texts are joined. A message with `tool_calls` may have null content, which is left to the template.
 
     Args:
       tokenizer: a transformers tokenizer.
@@ -36,7 +36,7 @@ def checked(tokenizer: Any, messages: Messages, model: str) -> list[dict[str, An
 
 
 def _who_chats() -> str:
-    """The shipped models with a chat template, as the end of an error; empty where there are none."""
+    """The end of an error message that names the shipped models with a chat template; empty if there are none."""
     from specjax.models import shipped
     from specjax.models.tokenizer import load
 
@@ -45,7 +45,7 @@ def _who_chats() -> str:
 
 
 def content_text(message: Mapping[str, Any]) -> Any:
-    """The content of a message, of parts their texts one after the other.
+    """The text of a message; the texts of parts are joined.
 
     >>> content_text({"role": "user", "content": [{"type": "text", "text": "Sort "}, {"type": "text", "text": "it."}]})
     'Sort it.'
@@ -64,7 +64,7 @@ def _content(message: Mapping[str, Any], number: int, model: str) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else part
         if kind != "text":
             raise ValueError(
-                f"part {place} of message {number} is {kind!r:.40}, and of {model} text alone is read: give parts "
+                f"part {place} of message {number} is {kind!r:.40}, and {model} reads text alone: give parts "
                 '{"type": "text", "text": ...}, and leave the others out'
             )
         if not isinstance(part.get("text"), str):
@@ -73,7 +73,7 @@ def _content(message: Mapping[str, Any], number: int, model: str) -> Any:
 
 
 def _reads_parts(tokenizer: Any) -> bool:
-    """Whether the template writes a part of text as it does the text."""
+    """Whether the template writes a text part in the same way as the text itself."""
     said = []
     for content in (_OPEN, [{"type": "text", "text": _OPEN}]):
         try:
@@ -110,8 +110,8 @@ def rendered(tokenizer: Any, messages: Messages, model: str, continue_last: bool
     before, found, after = text.rpartition(_OPEN)
     if not found or (content_text(last) or "").strip() not in before:
         raise ValueError(
-            f"the last message is to go on, and the chat template of {model} does not write it so that it can go on: end with "
-            "the user's"
+            f"the chat template of {model} does not write the last message in a way that can be continued: end with a "
+            "message of the user's"
         )
     return before if after.startswith(" ") else before.rstrip()  # a template that trims ends it so
 

@@ -10,7 +10,7 @@ from specjax.models.linear import Linear
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 ACTIVATIONS = {"silu": nnx.silu, "gelu_pytorch_tanh": functools.partial(nnx.gelu, approximate=True)}
-"""By Hugging Face's names; the second is GELU by a tanh."""
+"""Activations by Hugging Face's names; the second is the tanh approximation of GELU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class MLPConfig:
 
     Attributes:
       intermediate_size: its inner width.
-      hidden_act: of the gate.
+      hidden_act: the activation of the gate.
       bias: whether its three products have biases.
     """
 
@@ -33,7 +33,7 @@ class MLPConfig:
 
     @property
     def dense(self) -> "MLPConfig":
-        """See `specjax.models.experts.ExpertsConfig`: itself."""
+        """Itself; see `specjax.models.experts.ExpertsConfig`."""
         return self
 
 

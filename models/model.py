@@ -1,4 +1,4 @@
-"""A model as it was read, and the same with parameters, caches or sums of other types."""
+"""A model as it was loaded, and conversions of its parameters, caches or sums to other types."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,25 +24,25 @@ LAYER_CAST = "layercast"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What `load` returns; or a model of your own, of which only the first two fields must be given.
+    """A model: what `load` returns, or your own, for which only the first two fields are required.
 
     Attributes:
       lm: the model as functions of `params`, a `specjax.lm.LM`.
-      params: a pytree of arrays, for what `load` returns nested dicts, all in `dtype`, but for the biases of routers, which
-        are float32.
-      tokenizer: a transformers tokenizer, or None when the folder has none (ids still work).
-      eos_ids: the ids that end a text: of `generation_config.json`, or else of `config.json`, or else the tokenizer's; may be
-        empty.
-      name: what `load` was asked for, or the folder's name.
+      params: a pytree of arrays. `load` returns nested dicts, all in `dtype` except the biases of routers, which are
+        float32.
+      tokenizer: a transformers tokenizer, or None if the folder has none (ids still work).
+      eos_ids: the ids that end a text, from `generation_config.json`, otherwise `config.json`, otherwise the tokenizer;
+        may be empty.
+      name: the name given to `load`, or the folder's name.
       path: the folder that was read.
       dtype: the type of the parameters.
-      masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
-      longest: how many positions it was made for; None is what `lm.config` says, or no bound.
-      adapter: the folder of the LoRA adapter that is in its parameters, or None.
-      weights: the format of matrices that are kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
+      masked: its settings for diffusion, a `Canvas` if it has no mask token; None for an autoregressive model.
+      longest: how many positions it was made for; None: as `lm.config` says, or unbounded.
+      adapter: the folder of the LoRA adapter merged into its parameters, or None.
+      weights: the format of matrices kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
         plain.
-      generation: what `generation_config.json` says of how texts are drawn (`specjax.models.generation`): the defaults of
-        options of a prompt, such as `repetition_penalty`, and what is not applied.
+      generation: the fields of `generation_config.json` about drawing texts (`specjax.models.generation`): defaults of
+        a prompt's options, such as `repetition_penalty`, and fields that are not applied.
     """
 
     lm: Any
@@ -68,22 +68,22 @@ class Model:
 
     @property
     def dtype_name(self) -> str:
-        """What `load` calls the type that it computes with."""
+        """The type that it computes with, by `load`'s name for it."""
         return LAYER_CAST if getattr(self.lm, "layer_cast", False) else jnp.dtype(self.dtype).name
 
     @property
     def cache_dtype(self) -> str | None:
-        """The type that its caches have whatever its parameters are, see `load`; None: theirs."""
+        """The type of its caches, see `load`; None: the type of its parameters."""
         return getattr(self.lm, "cache_dtype", None)
 
     @property
     def reduce_dtype(self) -> str | None:
-        """The type in which its products are summed over a mesh, see `load`; None: float32."""
+        """The type in which its products are summed over a mesh; see `load`. None: float32."""
         return getattr(self.lm, "reduce_dtype", None)
 
     @property
     def max_length(self) -> int:
-        """The longest text, prompt and output, in tokens."""
+        """The length of the longest text (prompt and output) in tokens."""
         config = getattr(self.lm, "config", None)
         return self.longest or getattr(config, "max_position_embeddings", NO_LIMIT)
 
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def canvas(self) -> masked_config.Canvas | None:
-        """How it is used for diffusion, where it has canvases of random tokens and no mask."""
+        """Its settings for diffusion if it has canvases of random tokens and no mask; otherwise None."""
         return self.masked if isinstance(self.masked, masked_config.Canvas) else None
 
 
@@ -102,7 +102,7 @@ def resolve_dtype(dtype: Any = None) -> Any:
     """A parameter type; None is float32 on a CPU and bfloat16 elsewhere.
 
     Raises:
-      ModelError: on anything but float32, bfloat16 and float16.
+      ModelError: on any type except float32, bfloat16 and float16.
     """
     if dtype is None:
         return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
@@ -116,7 +116,7 @@ def resolve_dtype(dtype: Any = None) -> Any:
 
 
 def typed(lm: Any, dtype: Any) -> tuple[Any, Any]:
-    """A model's functions and the type of its parameters, for what `load` takes as a type."""
+    """A model's functions and the type of its parameters, for a `dtype` of `load`."""
     if dtype == LAYER_CAST and not isinstance(lm, LlamaLM):
         raise ModelError(f"{LAYER_CAST} is for models of the Llama family, not for {type(lm).__name__}: choose float32")
     cast = dataclasses.replace(lm, layer_cast=dtype == LAYER_CAST) if isinstance(lm, LlamaLM) else lm
@@ -124,7 +124,7 @@ def typed(lm: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def retyped(model: Model, dtype: Any) -> Model:
-    """A model with its parameters in another type, and computing with them as `load` would have it.
+    """A model with its parameters in another type.
 
     Args:
       model: with its parameters.
@@ -140,21 +140,21 @@ def retyped(model: Model, dtype: Any) -> Model:
 
 
 def quantised(model: Model, weights: str | formats.Format) -> Model:
-    """A model with its matrices in few bits, made of those that it has; `load` makes them of a folder's.
+    """A loaded model with its matrices converted to few bits; `load` does the same while it reads a folder.
 
     Args:
       model: with its parameters, plain.
       weights: see `load`.
 
     Raises:
-      ModelError: see `load`, and where they are in few bits already.
+      ModelError: see `load`; and if its matrices have few bits already.
     """
     if weights == keeping.PLAIN and model.weights in (None, keeping.PACKED):
         return dataclasses.replace(model, params=keeping.unpacked(model.params), weights=None)
     if weights == keeping.PACKED and model.weights == keeping.PACKED:
         return model
     if weights == keeping.PACKED:
-        raise ModelError("weights='packed' is for a file: give load() its folder, not a model that was read")
+        raise ModelError("weights='packed' is for a file: give load() the model's folder, not a loaded model")
     formats.check_plain(model.params, "are not put into another format")
     form = checked_format(weights, model.lm)
     assert form is not None, "a format was asked for"
@@ -162,7 +162,7 @@ def quantised(model: Model, weights: str | formats.Format) -> Model:
 
 
 def cached(model: Model, cache_dtype: Any) -> Model:
-    """A model with caches of another type; of None that of its parameters.
+    """A model with caches of another type; None: the type of its parameters.
 
     Args:
       model: with its parameters, or without.
@@ -183,7 +183,7 @@ def cached(model: Model, cache_dtype: Any) -> Model:
 
 
 def reduced(model: Model, reduce_dtype: Any) -> Model:
-    """A model whose products are summed over a mesh in another type; of None in float32.
+    """A model whose products are summed over a mesh in another type; None: float32.
 
     Args:
       model: with its parameters, or without.
@@ -217,10 +217,10 @@ def _cache_type(dtype: Any) -> str | None:
 
 
 def checked_format(weights: Any, lm: Any) -> formats.Format | None:
-    """The format of a line.
+    """The format that a line names.
 
     Raises:
-      ModelError: where the model cannot have it.
+      ModelError: if the model cannot have it.
     """
     form = formats.read_format(weights)
     if form is not None and form.vocab and isinstance(lm, DiffusionGemmaLM):

@@ -1,4 +1,4 @@
-"""The parts of a model of `specjax.models.llama`: an embedding, a list of layers of parts, a norm and a head."""
+"""The parts of a `specjax.models.llama` model: an embedding, layers made of parts, a norm and a head."""
 
 import dataclasses
 import functools
@@ -22,9 +22,9 @@ class EmbeddingConfig:
     """The embedding of tokens.
 
     Attributes:
-      vocab_size: tokens that there are.
-      scale: what embeddings are multiplied by, once it is rounded to their type.
-      layer_inputs: what every layer reads of a token besides; None: nothing.
+      vocab_size: the number of tokens.
+      scale: the factor of embeddings, rounded to their type.
+      layer_inputs: the further inputs of every layer; None: there are none.
     """
 
     vocab_size: int
@@ -37,8 +37,8 @@ class HeadConfig:
     """The language-model head.
 
     Attributes:
-      tied: whether by the table of embeddings.
-      logits_scaling: what logits are divided by (Granite's name).
+      tied: whether the head is the table of embeddings.
+      logits_scaling: the divisor of logits (Granite's name).
       soft_cap: keeps logits within this distance of zero, by a tanh.
     """
 
@@ -49,17 +49,17 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model. Two that are made of the same parts are equal, whatever their families are called.
+    """A model's configuration. Two with the same parts are equal, whatever their families.
 
     Attributes:
       hidden_size: the width of the residual stream.
       embedding: how tokens are embedded.
       layers: from the first to the last.
-      norm: before the head.
-      head: how logits are read off.
+      norm: the norm before the head.
+      head: how logits are computed.
       max_position_embeddings: how many positions it was made for.
-      family: the `model_type` of the description that it was read by (`specjax.models.families`), which `save` writes; empty
-        for a model of no folder, of which `save` writes the first family that can say what it is.
+      family: the `model_type` of the family by which it was read (`specjax.models.families`); `save` writes it. Empty
+        for a model that came from no folder; then `save` writes the first family that can express it.
     """
 
     hidden_size: int
@@ -71,7 +71,7 @@ class ModelConfig:
     family: str = dataclasses.field(default="", compare=False)
 
     def __hash__(self) -> int:
-        """An LM is a static argument, which is hashed in every call, and a model may have a hundred layers."""
+        """A cached hash: an LM is a static argument, hashed in every call, and may have a hundred layers."""
         return self._hash
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class ModelConfig:
         return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.compare))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its fields: hashes of words differ between processes."""
+        """Its fields without the hash, since hashes of strings differ between processes."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
@@ -92,7 +92,7 @@ class ModelConfig:
 
     @property
     def experts(self) -> ExpertsConfig | None:
-        """Those of the layers that have some; None: no layer has."""
+        """The experts of the layers that have some; None if no layer has."""
         return next((layer.experts for layer in self.layers if layer.experts is not None), None)
 
     @property
@@ -102,37 +102,37 @@ class ModelConfig:
 
     @property
     def near(self) -> AttentionConfig:
-        """The attention of layers with a window, or where no layer has one, of the first that has attention.
+        """The attention of the layers with a window or, without any, of the first layer that has attention.
 
         Raises:
-          ValueError: where no layer has attention.
+          ValueError: if no layer has attention.
         """
         found = sorted(self.attentions, key=lambda one: one.window is None)
         if not found:
-            raise ValueError("no layer of this model has attention, whose sizes a file says and a head's layers have")
+            raise ValueError("no layer of this model has attention, so it has no attention sizes for a file or a head")
         return found[0]
 
     @property
     def rope(self) -> RopeConfig:
-        """That of those layers, or of others where they have none."""
+        """The rope of the layers of `near`, or of others if those have none."""
         return self.near.rope or next((one.rope for one in self.attentions if one.rope is not None), RopeConfig())
 
     @property
     def dense(self) -> MLPConfig:
-        """The MLP of the first layer, or in whose place its experts are."""
+        """The MLP of the first layer, or the MLP that its experts replace."""
         feed = self.layers[0].feed
         return feed.dense or MLPConfig(getattr(feed, "moe_intermediate_size", 4 * self.hidden_size))
 
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
-        """The number of kv-heads and their width, for every kind of attention that the model has."""
+        """The number of kv-heads and their width, for every kind of attention in the model."""
         return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
         """The attention of a layer.
 
         Raises:
-          ValueError: where it has another mixer.
+          ValueError: if it has another mixer.
         """
         mixer = self.layers[layer].mixer
         if not isinstance(mixer, AttentionConfig):
@@ -144,7 +144,7 @@ class ModelConfig:
         return getattr(self.layers[layer].mixer, "window", None)
 
     def source(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: itself, or another before it."""
+        """The layer whose keys and values a layer reads: itself or an earlier one."""
         source = getattr(self.layers[layer].mixer, "source", None)
         return layer if source is None else source
 
@@ -154,13 +154,13 @@ class ModelConfig:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixerConfig))
 
     def keeps_state(self, layer: int) -> bool:
-        """Whether the layer's mixer keeps a running state, and no slots."""
+        """Whether the layer's mixer keeps a running state instead of slots."""
         return isinstance(self.layers[layer].mixer, StateMixerConfig)
 
     @functools.cached_property
     def places(self) -> tuple[int, ...]:
-        """Of every layer, where a cache has what it reads: its number among the layers that have slots of their own, or among
-        those that keep a state."""
+        """For every layer, the index of its data in a cache, among the layers with their own slots or among those with
+        a state."""
         seen, places = {True: 0, False: 0}, []
         for i in range(self.num_hidden_layers):
             kind, owns = self.keeps_state(i), self.source(i) == i
@@ -169,19 +169,19 @@ class ModelConfig:
         return tuple(places)
 
     def tables(self, positions: Any, layer: int = 0) -> Any:
-        """What a layer's mixer reads of positions `[B, T]`, see `specjax.models.mixers.MixerConfig`."""
+        """The tables of a layer's mixer for positions `[B, T]`; see `specjax.models.mixers.MixerConfig`."""
         return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
 
     def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
-        """The model with every part of a kind replaced by what a function makes of it."""
+        """The model with every part of a kind replaced by `change(part)`."""
         return _mapped(self, kind, change, {})
 
     def every(self, kind: type[Any], /, **fields: Any) -> "ModelConfig":
-        """The model with these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
+        """The model with these fields set in every part of a kind: `config.every(AttentionConfig, window=512)`."""
         return self.mapped(kind, lambda part: dataclasses.replace(part, **fields))
 
     def each(self, change: Callable[[int, LayerConfig], LayerConfig]) -> "ModelConfig":
-        """The model with every layer replaced by what a function makes of its number and itself."""
+        """The model with every layer replaced by `change(number, layer)`."""
         return dataclasses.replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     def first(self, layers: int) -> "ModelConfig":
@@ -189,13 +189,14 @@ class ModelConfig:
         return dataclasses.replace(self, layers=self.layers[:layers])
 
     def only(self, layer: int) -> "ModelConfig":
-        """The model of one layer, with keys of its own."""
+        """The model of one layer, with its own keys."""
         own = self.layers[layer]
         own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
         return dataclasses.replace(self, layers=(own,))
 
     def plain(self, layers: int = 1) -> "ModelConfig":
-        """Llama's layers of the same sizes, rope, biases and head norms: without windows, experts and other families' parts."""
+        """A model of Llama's layers with the same sizes, rope, biases and head norms, but no windows, experts or other
+        families' parts."""
         own, norm = self.near, NormConfig(self.norm.eps)
         mixer = AttentionConfig(
             own.num_attention_heads, own.num_key_value_heads, own.head_dim, self.rope, qkv_bias=own.qkv_bias,
@@ -213,8 +214,9 @@ def llama_config(
     num_key_value_heads: int, head_dim: int, max_position_embeddings: int = 2048, rms_norm_eps: float = 1e-6,
     rope_theta: float = 10000.0, rope_scaling: RopeScaling | None = None, tie_word_embeddings: bool = False,
 ) -> ModelConfig:  # fmt: skip
-    """The config of a Llama of these sizes, from which others are made by `ModelConfig.every`; names follow Hugging Face's
-    `config.json`."""
+    """The config of a Llama of these sizes; names follow Hugging Face's `config.json`.
+
+    `ModelConfig.every` makes other models from it."""
     norm, rope = NormConfig(rms_norm_eps), RopeConfig(rope_theta, rope_scaling)
     mixer = AttentionConfig(num_attention_heads, num_key_value_heads, head_dim, rope)
     layer = LayerConfig(mixer, MLPConfig(intermediate_size), norm)
@@ -225,7 +227,7 @@ def llama_config(
 
 
 def _mapped(part: Any, kind: type[Any], change: Callable[[Any], Any], done: dict[int, Any]) -> Any:
-    """A description with every part of a kind in it made anew, the outer ones last; what is one part twice stays one."""
+    """A description with every part of a kind replaced, inner parts first; a part used twice stays shared."""
     if isinstance(part, tuple):
         new = tuple(_mapped(one, kind, change, done) for one in part)
         return part if all(a is b for a, b in zip(part, new, strict=True)) else new

@@ -1,4 +1,4 @@
-"""RMS norms of transformers (Zhang and Sennrich 2019, arXiv:1910.07467), which differ in when they round and in what scales."""
+"""RMS norms (Zhang and Sennrich 2019, arXiv:1910.07467), which differ in when they round and what they scale by."""
 
 import dataclasses
 from typing import Any, Literal
@@ -9,8 +9,8 @@ from flax import nnx
 
 Array = jax.Array
 NormKind = Literal["rounded", "wide", "offset"]
-"""Where a norm scales: `rounded`, in the parameter's type, after rounding (Llama); `wide`, in float32, before (Gemma 4);
-`offset`, as `wide`, by 1 more than the parameter (Gemma 2 and 3)."""
+"""How a norm scales. `rounded`: in the parameter's type, after rounding (Llama). `wide`: in float32, before rounding
+(Gemma 4). `offset`: like `wide`, but by 1 more than the parameter (Gemma 2 and 3)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Parameters as an Orbax checkpoint: the part `params/` of a folder whose other files describe the model.
 
-Orbax writes under another name and renames when all is there, and `config.json` comes last: what was interrupted does not load.
-The checkpoint holds parameters by our own names, without copies of kv-heads, so it fits every mesh.
+Orbax writes under another name and renames when everything is written, and `config.json` comes last. So an interrupted
+save does not load. The checkpoint holds parameters under our own names, without copies of kv-heads, so it fits every
+mesh.
 """
 
 import collections
@@ -24,22 +25,22 @@ _NOT_OF_THE_FILE = (MemoryError, jax.errors.JaxRuntimeError)  # no room for it, 
 
 
 def is_one(folder: Path) -> bool:
-    """Whether a model folder has its weights in an Orbax checkpoint, be it a half-written one."""
+    """Whether a model folder has its weights in an Orbax checkpoint, even a partly written one."""
     begun = (folder / PARAMS, *folder.glob(f"{PARAMS}.orbax-*"))  # other models have a file params.json
     return not any(folder.glob("model.safetensors*")) and any(path.is_dir() for path in begun)
 
 
 def check_whole(folder: Path) -> None:
-    """Raises ModelError where saving was interrupted."""
+    """Raises ModelError if saving was interrupted."""
     if is_one(folder) and not ((folder / PARAMS).is_dir() and (folder / "config.json").is_file()):
         raise ModelError(f"{folder} is half written: saving it was interrupted; delete it and save the model again")
 
 
 def write(folder: Path, params: Any, dtype: Any) -> None:
-    """Writes the checkpoint; of every shard one copy, by a process that has it.
+    """Writes the checkpoint; one process that has a shard writes it, once.
 
     Args:
-      folder: where `params/` is not yet; one that all processes see.
+      folder: a folder without `params/` that all processes see.
       params: without copies of kv-heads.
       dtype: the type to write; None keeps each parameter's own.
     """
@@ -59,12 +60,12 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     """Reads every parameter onto its sharding, shard by shard.
 
     Args:
-      folder: with `params/`.
+      folder: the folder that contains `params/`.
       abstract: the params pytree as `ShapeDtypeStruct`s.
-      places: a pytree like it, of shardings; None: the default device.
+      places: a pytree of shardings like `abstract`; None: the default device.
 
     Raises:
-      ModelError: naming every parameter that is missing, misshapen or unknown; or where the checkpoint is damaged.
+      ModelError: naming every parameter that is missing, misshapen or unknown; or if the checkpoint is damaged.
     """
     import orbax.checkpoint as ocp
 
@@ -74,12 +75,12 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     alone = jax.device_put(0).sharding
     where = dict.fromkeys(wanted, alone) if places is None else _by_name(places)
     devices = next(iter(where.values())).device_set
-    checksums.check(folder, PARAMS, {device.process_index for device in devices})  # before Orbax prints its complaints
+    checksums.check(folder, PARAMS, {device.process_index for device in devices})  # before Orbax prints its own errors
     try:
         stored = _stored(ocp, path)
     except _NOT_OF_THE_FILE:
         raise
-    except Exception as error:  # a damaged file raises what tensorstore, JSON or Orbax raise
+    except Exception as error:  # a damaged file raises errors of tensorstore, JSON or Orbax
         raise _unreadable(path, error) from error
     _check(stored, wanted)
     found = {}
@@ -94,7 +95,7 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
 
 
 def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
-    """Some of the arrays; `limit` bounds the bytes being read at a time."""
+    """Reads some of the arrays; `limit` bounds the bytes in flight."""
     args = {
         name: ocp.ArrayRestoreArgs(sharding=where[name], dtype=leaf.dtype, global_shape=leaf.shape)
         for name, leaf in wanted.items()
@@ -106,9 +107,11 @@ def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[
 
 
 def _groups(wanted: dict[str, Any], stored: dict[str, Any], where: dict[str, Any]) -> dict[int, list[str]]:
-    """Names by the bytes that may be in flight with them, which are memory beside the shards: a 16th of those of the process
-    with most devices, or the whole of a larger array, for which Orbax asks room where chunks lie across its shards. It is the
-    same everywhere: processes wait for each other at the end of every group."""
+    """Groups of names by the bytes that may be in flight, which take memory besides the shards.
+
+    A group may have a 16th of the bytes of the process with the most devices. A larger array counts in full, because
+    Orbax asks for that much room when chunks cross its shards. All processes use the same groups, since they wait for
+    each other after each."""
     devices = next(iter(where.values())).device_set
     count = max(collections.Counter(device.process_index for device in devices).values())
     held = lambda name: count * math.prod(where[name].shard_shape(wanted[name].shape))

@@ -1,6 +1,6 @@
-"""Matrices as a file packs them: the leaf that stands for one in a params pytree, with the file's own codes and scales.
+"""Matrices as a file packs them: the leaf for one in a params pytree, with the file's own codes and scales.
 
-Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share a scale, `S` larger groups whose scales are counted in steps.
+Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share a scale, `S` larger groups that share a step size.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Scales, or minima, in two levels: whole numbers of steps, and a step's size for several groups.
+    """Scales or minima in two levels: a number of steps for each group, and a step size for several groups.
 
     Attributes:
       size: `[..., S, F]`, a float type.
@@ -40,15 +40,15 @@ class Steps:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed(Matrix):
-    """`(code - zero) * scale + minimum`, in the types of the file that it was read from.
+    """The matrix `(code - zero) * scale + minimum`, in the types of its file.
 
     Attributes:
-      like: `[..., 1, 1]`, one number of the type that the matrix is used in.
+      like: `[..., 1, 1]`, one number of the type in which the matrix is used.
       values: the codes, `[..., E, F]` of a kernel, `[V, E]` of a table of embeddings; of 4 or 8 bits.
-      scale: `[..., G, F]`, or `[V, G]`: floats or `Steps`. Each is that of as many neighbours as there are more codes.
-      zero: integers like the codes, shaped as the scales; None: no code is shifted.
-      minimum: what is added, floats or `Steps` shaped as the scales; None: nothing is.
-      table: the number that each of 16 codes stands for, before it is scaled; empty: the code itself.
+      scale: `[..., G, F]`, or `[V, G]`: floats or `Steps`, one for each group of adjacent codes.
+      zero: integers like the codes, shaped like the scales; None: codes are not shifted.
+      minimum: the addend, floats or `Steps` shaped like the scales; None: nothing is added.
+      table: the number that each of 16 codes stands for, before scaling; empty: the code itself.
     """
 
     like: Any
@@ -69,7 +69,8 @@ class Packed(Matrix):
         return dataclasses.replace(super().take(ids), like=self.like)
 
     def factors(self) -> tuple[Array, Array | None]:
-        """Scales, in a type of their own, and in float32 what is added, shaped as the scales; None where nothing is."""
+        """The scales in their own type, and the addends in float32, shaped like the scales (None if nothing is
+        added)."""
         added = None if self.minimum is None else levels(self.minimum)
         if self.zero is not None:
             shift = -self.zero.astype(jnp.float32) * levels(self.scale)
@@ -95,7 +96,7 @@ def levels(x: Any) -> Array:
 
 
 def repeated(x: Array, shape: tuple[int, ...]) -> Array:
-    """Every number as often as a shape has more entries along its axis."""
+    """Repeats each number along its axis until the array has this shape."""
     for axis, (whole, groups) in enumerate(zip(shape, x.shape, strict=True)):
         x = jnp.repeat(x, whole // groups, axis=axis) if whole != groups else x
     return x

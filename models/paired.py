@@ -1,4 +1,4 @@
-"""A target whose distribution is made of two passes: its own, and another over a text of its own or of another
+"""A target whose distribution combines two passes: the model's own, and another over another text or by another
 model."""
 
 import abc
@@ -23,8 +23,7 @@ class PairedCache(Pretty):
     Attributes:
       own: the model's.
       other: the other pass's.
-      shift: `[B]` int32, by how many places the other text is behind in the cache: what the model has at position p has there
-        position p - shift.
+      shift: `[B]` int32, how many places the other text lags: position p of the model is position p - shift there.
     """
 
     own: PyTree
@@ -35,7 +34,7 @@ class PairedCache(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PairedDelta(Pretty):
-    """The deltas of both passes; `other` is None where there was none."""
+    """The deltas of both passes; `other` is None if there was no other pass."""
 
     own: PyTree
     other: PyTree
@@ -43,18 +42,17 @@ class PairedDelta(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Paired(abc.ABC):
-    """An LM around another: its logits are `blended` of two passes, each with a cache of its own.
+    """An LM around another: its logits are `blended` from two passes, each with its own cache.
 
-    Drafters and verifiers see one target: what a node's distribution is depends on the text and the path that lead
-    there alone, so
-    every drafter keeps the text of plain decoding. What they read of it besides (layers, features, the head) is the model's own
-    pass. A step reads the weights of both passes.
+    Drafters and verifiers see one target. A node's distribution depends only on the text and the path to the node, so
+    every drafter keeps the text of plain decoding. Layers, features and the head, which drafters may also read, are
+    those of the model's own pass. A step reads the weights of both passes.
 
     Attributes:
       lm: the model.
 
     Class attributes:
-      reads_prompt: whether the other text begins with the prompt; else a pass without logits is the model's alone.
+      reads_prompt: whether the other text begins with the prompt. If not, a pass without logits runs the model only.
     """
 
     reads_prompt: ClassVar[bool] = True
@@ -68,7 +66,7 @@ class Paired(abc.ABC):
 
     @property
     def reads_mixtures(self) -> bool:
-        """Whether both passes do: each embeds the tokens by its own table."""
+        """Whether both passes do; each embeds tokens by its own table."""
         return self.lm.reads_mixtures and self.other_lm.reads_mixtures
 
     @abc.abstractmethod
@@ -106,7 +104,7 @@ class Paired(abc.ABC):
         return answered(output, scores, wants, draw)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> PairedCache:
-        """Both caches, empty."""
+        """Empty caches for both passes."""
         return PairedCache(
             self.lm.init_cache(batch, capacity, dtype),
             self.other_lm.init_cache(batch, capacity + self.room, dtype),
@@ -120,7 +118,7 @@ class Paired(abc.ABC):
 
     @property
     def room(self) -> int:
-        """The number of slots that the other text may need besides."""
+        """The number of further slots that the other text may need."""
         return 0
 
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
@@ -130,7 +128,8 @@ class Paired(abc.ABC):
     def commit(
         self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array, counts: Array | None = None
     ) -> PyTree:
-        """See `specjax.lm.LM.commit`. Caches of the model's own kind, which drafters keep by its functions, are its own."""
+        """See `specjax.lm.LM.commit`. A cache of the model's own kind, which a drafter may keep, is committed by the
+        model."""
         if not isinstance(cache, PairedCache):
             return self.lm.commit(cache, delta, src, dst, counts)
         own = self.lm.commit(cache.own, delta.own, src, dst, counts)
@@ -141,7 +140,7 @@ class Paired(abc.ABC):
         return dataclasses.replace(cache, own=own, other=other)
 
     def cache_axes(self, cache: PyTree) -> PyTree:
-        """See `specjax.lm.LM.cache_axes`, and `commit`."""
+        """See `specjax.lm.LM.cache_axes` and `commit`."""
         if not isinstance(cache, PairedCache):
             return self.lm.cache_axes(cache)
         return PairedCache(self.lm.cache_axes(cache.own), self.other_lm.cache_axes(cache.other), ("batch",))
@@ -161,7 +160,7 @@ class Paired(abc.ABC):
 
 
 def answered(output: Output, scores: Array, wants: Wants, draw: Any) -> Output:
-    """What was asked for, of these scores `[B, T, V]`."""
+    """The requested outputs for these scores `[B, T, V]`."""
     return dataclasses.replace(
         output,
         logits=scores if wants.logits else None,

@@ -12,11 +12,12 @@ _OUT_AXES = {
     "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp"}
-_LISTED = {"heads": "head"}  # a list of modules, each named for what it is: Medusa's and Hydra's heads
+_LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
 
 def param_axes(params: Any) -> Any:
-    """Logical axis names of every leaf. A kernel's last two axes are its inputs and outputs; experts stand before them."""
+    """Logical axis names of every leaf. A kernel's last two axes are its inputs and outputs; an axis of experts
+    precedes them."""
     return jax.tree_util.tree_map_with_path(_leaf_axes, params)
 
 
@@ -44,8 +45,8 @@ def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
 
     Args:
       mesh: the mesh.
-      params: nested dicts and lists, modules named as a transformer's.
-      config: of its decoder layers, whose heads stay whole; None where it has none.
+      params: nested dicts and lists, with modules named as in a transformer.
+      config: of its decoder layers, whose heads stay whole; None if it has none.
     """
     counts = {}
     if config is not None:

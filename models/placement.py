@@ -1,4 +1,4 @@
-"""The placement of a model's parameters on a mesh, with the copies of kv-heads that it asks for."""
+"""The placement of a model's parameters on a mesh, with the copies of kv-heads that the mesh needs."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,8 @@ from specjax.sharding import rules
 
 
 def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """A model on the shardings of a mesh; one of the Llama family with as many copies of its kv-heads as those need."""
+    """Places a model's parameters on a mesh; models of the Llama family get the copies of kv-heads that the mesh
+    needs."""
     wide = widened(lm, mesh)
     if wide == lm:
         return lm, jax.device_put(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
@@ -20,7 +21,7 @@ def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
 
 
 def widened(lm: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    """The model with as many copies of its kv-heads as a mesh needs."""
+    """The model with the copies of its kv-heads that a mesh needs."""
     return dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh)) if isinstance(lm, LlamaLM) else lm
 
 
@@ -30,10 +31,10 @@ def places_of(lm: Any, mesh: jax.sharding.Mesh, params: Any) -> Any:
 
 
 def stored_places(lm: Any, mesh: jax.sharding.Mesh, stored: Any) -> Any:
-    """Shardings of the parameters as they are stored, without copies of kv-heads: every device has what it has with them.
+    """Shardings of parameters without copies of kv-heads that give each device the same numbers as with copies.
 
-    A device holds one copy of a kv-head. It is the same head on a mesh whose model axis has a part for every kv-head, and
-    whose devices in a part differ in the copy alone.
+    A device holds one copy of a kv-head. On a mesh whose model axis has one part per kv-head, it holds the same head,
+    and the devices of a part differ only in the copy.
 
     Args:
       lm: what `widened` returned.
@@ -58,7 +59,7 @@ def stored_places(lm: Any, mesh: jax.sharding.Mesh, stored: Any) -> Any:
 
 
 def with_copies(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Parameters with copies of kv-heads, from those on `stored_places`. No number moves.
+    """Parameters with copies of kv-heads, from parameters on `stored_places`. No data moves between devices.
 
     Args:
       lm: what `widened` returned.
@@ -82,7 +83,7 @@ def _wide(lm: Any, stored: Any) -> Any:
 
 
 def share_of(mesh: jax.sharding.Mesh | None) -> tuple[int, int]:
-    """This process among those of a mesh: its number, and how many they are."""
+    """The number of this process among those of a mesh, and how many there are."""
     processes = [] if mesh is None else sorted({device.process_index for device in mesh.devices.flat})
     own = jax.process_index() if processes else 0
     return (processes.index(own), len(processes)) if own in processes else (0, 1)

@@ -1,4 +1,4 @@
-"""Tokenizers that the `tokenizers` package serves alone: transformers takes seconds to import, and may never be needed."""
+"""Tokenizers that need only the `tokenizers` package: transformers takes seconds to import and may never be needed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,9 @@ from specjax.models import chat_template
 from specjax.models.json_file import read_json
 
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Those that are `tokenizer.json` and no more."""
+"""Tokenizer classes that consist of `tokenizer.json` and nothing more."""
 _MODELS = ("llama", "qwen3", "Dream", "a2d-qwen3")
-"""Types of model for which transformers takes the folder's word on the tokenizer's class."""
+"""Model types for which transformers uses the tokenizer class that the folder names."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
 _ENDS = ("add_bos_token", "add_eos_token")
 _KNOWN = {
@@ -23,22 +23,24 @@ _KNOWN = {
     "model_max_length",
     "chat_template",
 }
-"""Fields of `tokenizer_config.json` whose meaning is known here; with any other it is left to transformers."""
+"""Fields of `tokenizer_config.json` that are handled here; with any other field, transformers loads the tokenizer."""
 _MORE = ("special_tokens_map.json", "added_tokens.json")
 """Files that add to `tokenizer.json`."""
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
-"""What may stand beside, or for, the template in `tokenizer_config.json`."""
-_MOST = 100_000  # tokens: beyond them transformers may mend the pattern that splits words
+"""Files that may accompany or replace the template in `tokenizer_config.json`."""
+_MOST = 100_000  # tokens: with more, transformers may correct the pattern that splits words
 
 
 class PlainTokenizer:
-    """A `tokenizer.json` with transformers' results. What is asked most is answered by the `tokenizers` package; the first
-    time that anything else is asked for, transformers' own tokenizer is loaded, and answers everything from then on.
+    """A `tokenizer.json` with transformers' results.
+
+    The `tokenizers` package answers the most frequent calls. The first other call loads transformers' own tokenizer,
+    which answers everything from then on.
 
     Args:
-      backend: what `tokenizer.json` holds.
+      backend: the tokenizer in `tokenizer.json`.
       load: makes transformers' tokenizer.
-      template: the chat template where jinja2 renders it alone; None where transformers is asked.
+      template: the chat template if jinja2 alone renders it; None: transformers renders it.
     """
 
     def __init__(self, backend: Tokenizer, load: Callable[[], Any], template: str | None = None):
@@ -51,20 +53,20 @@ class PlainTokenizer:
         return self._whole
 
     def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        """Ids of a text, see `transformers.PreTrainedTokenizerBase.encode`."""
+        """The ids of a text; see `transformers.PreTrainedTokenizerBase.encode`."""
         if self._whole is None and isinstance(text, str) and not options.keys() - {"verbose"}:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.whole().encode(text, add_special_tokens=add_special_tokens, **options)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
-        """The text of ids, see `transformers.PreTrainedTokenizerBase.decode`."""
+        """The text of ids; see `transformers.PreTrainedTokenizerBase.decode`."""
         ours = isinstance(token_ids, list) and not any(options.values())
         if self._whole is None and ours and not any(isinstance(i, list) for i in token_ids[:1]):
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return self.whole().decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token's id, those of added tokens among them."""
+        """The id of every token, added tokens included."""
         return self._backend.get_vocab() if self._whole is None else self.whole().get_vocab()
 
     @property
@@ -73,7 +75,7 @@ class PlainTokenizer:
         return self._template if self._whole is None and self._template else self.whole().chat_template
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Messages as the template writes them, see `transformers.PreTrainedTokenizerBase.apply_chat_template`."""
+        """Messages as the template writes them; see `transformers.PreTrainedTokenizerBase.apply_chat_template`."""
         ours = options.keys() <= {"add_generation_prompt", "tokenize"} and options.get("tokenize") is False
         if self._whole is None and self._template and ours and chat_template.are_plain(conversation):
             return chat_template.render(self._template, conversation, options.get("add_generation_prompt", False))
@@ -89,7 +91,7 @@ class PlainTokenizer:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and pickling look for
+        if name.startswith("__"):  # looked up by copying and pickling
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.whole(), name)
 
@@ -98,14 +100,14 @@ class PlainTokenizer:
 
 
 def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:
-    """The tokenizer of a folder, where the `tokenizers` package alone is sure to give what transformers does; else None.
+    """The tokenizer of a folder if the `tokenizers` package surely gives transformers' results; otherwise None.
 
     Args:
       folder: see `specjax.models.tokenizer.load`.
       load: makes transformers' tokenizer.
 
     Raises:
-      ModelError: where a file is no JSON object.
+      ModelError: if a file is not a JSON object.
     """
     file, settings, model = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
     if not all(each.is_file() for each in (file, settings, model)) or any((folder / name).is_file() for name in _MORE):
@@ -118,7 +120,7 @@ def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:
         return None
     if not _as_it_is(backend, read_json(settings)):
         return None
-    if read_json(settings).keys() & set(_ENDS):  # transformers makes one of its own then, here of no tokens
+    if read_json(settings).keys() & set(_ENDS):  # transformers then makes its own, here from no tokens
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     template = (
         None if any((folder / name).exists() for name in _TEMPLATES) else read_json(settings).get("chat_template")
@@ -127,7 +129,7 @@ def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:
 
 
 def _understood(settings: dict[str, Any]) -> bool:
-    """Whether every field is known, and says what changes nothing."""
+    """Whether every field is known and has a value that changes nothing."""
     named = [settings[name] for name in _NAMED if settings.get(name) is not None]
     return (
         settings.keys() <= _KNOWN
@@ -138,8 +140,8 @@ def _understood(settings: dict[str, Any]) -> bool:
 
 
 def _as_it_is(backend: Tokenizer, settings: dict[str, Any]) -> bool:
-    """Whether transformers would leave it so: it adds named tokens that are missing or not special, and sets padding and
-    truncation anew."""
+    """Whether transformers would leave it unchanged. Transformers adds named tokens that are missing or not special,
+    and resets padding and truncation."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     return (
         {settings[name] for name in _NAMED if settings.get(name) is not None} <= special

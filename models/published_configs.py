@@ -1,4 +1,4 @@
-"""The `config.json` of models that are often asked for, as far as they decide a program: to plan with and no network."""
+"""The program-relevant fields of the `config.json` of popular models, for planning without a network."""
 
 from typing import Any
 
@@ -78,4 +78,4 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }
-"""By hub name. Instruction-tuned versions have the same."""
+"""Configs by hub name. Instruction-tuned versions have the same."""

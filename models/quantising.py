@@ -1,4 +1,4 @@
-"""Parameters that are put into few bits while they are read."""
+"""Parameters that are converted to few bits while they are read."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised
 
 PIECE = 1 << 20
-"""Numbers that are quantised at a time."""
+"""Numbers quantised at a time."""
 
 
 class Scaling(Protocol):
@@ -32,15 +32,15 @@ class Scaling(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedSource:
-    """Where a parameter is stored that is kept in few bits, with scales. A host holds what is stored of it, and a few pieces.
+    """The source of a parameter that is kept in few bits with scales. A host holds its share and a few pieces.
 
-    A scale is of all inputs of an output, or of a group of them. So of a matrix whose inputs lie on several hosts each reads
-    more than its own: all inputs, or those of the groups that it has a part of.
+    A scale covers all inputs of an output, or a group of them. So if the inputs of a matrix are split over several
+    hosts, each host reads more than its own: all inputs, or the inputs of every group that it has a part of.
 
     Attributes:
-      format: what becomes of the numbers.
-      source: of the plain ones.
-      axis: of its inputs, counted from the end.
+      format: the format of the result.
+      source: the source of the plain numbers.
+      axis: the axis of the inputs, counted from the end.
     """
 
     format: Scaling
@@ -51,11 +51,11 @@ class QuantisedSource:
         """The parameter.
 
         Args:
-          dtype: of the scales where the source names none.
+          dtype: the type of the scales if the source names none.
           place: a `Quantised` of shardings; None: the default device.
 
         Raises:
-          ModelError: where the file ends before it should.
+          ModelError: if the file is too short.
         """
         shape, at = self.source.shape, len(self.source.shape) + self.axis
         size = self.format.group or shape[at]
@@ -77,15 +77,15 @@ class QuantisedSource:
 
 @dataclasses.dataclass(frozen=True)
 class CodedSource:
-    """Where a parameter is stored whose exponents are coded.
+    """The source of a parameter whose exponents are coded.
 
-    How long their codes are depends on all of them: each host reads a whole matrix (of experts one at a time), which it holds
-    until that is coded.
+    The length of the codes depends on the whole matrix. So each host reads a whole matrix (experts one at a time) and
+    holds it until it is coded.
 
     Attributes:
-      group: how many inputs of an output follow each other in codes; 0: all of them.
-      source: of the plain numbers.
-      axis: of its inputs, counted from the end.
+      group: how many inputs of an output form one run of codes; 0: all of them.
+      source: the source of the plain numbers.
+      axis: the axis of the inputs, counted from the end.
     """
 
     group: int
@@ -96,11 +96,11 @@ class CodedSource:
         """The parameter.
 
         Args:
-          dtype: that it is used in, where the source names none.
+          dtype: the type in which it is used if the source names none.
           place: a `Coded` of shardings; None: the default device.
 
         Raises:
-          ModelError: where the file ends before it should, or bfloat16 does not hold the numbers.
+          ModelError: if the file is too short, or if bfloat16 cannot hold the numbers.
         """
         dtype = np.dtype(dtype if self.source.dtype is None else self.source.dtype)
         rounded = dtype == dfloat11.BFLOAT16  # as plain parameters would be
@@ -125,8 +125,8 @@ NOT_EXACT = (
 
 
 def _pieces(wanted: list[Box], at: int, size: int) -> Iterator[Box]:
-    """Boxes that cover the wanted ones, of about `PIECE` numbers: whole groups of the inputs, which are the axis `at`, and a
-    few of the outputs, the other one of the last two, at a time."""
+    """Boxes of about `PIECE` numbers that cover the wanted ones. Each has whole groups of the inputs (the axis `at`)
+    and a few of the outputs (the other one of the last two axes)."""
     spans = [(min(box[i][0] for box in wanted), max(box[i][1] for box in wanted)) for i in range(len(wanted[0]))]
     inputs = spans[at][0] // size * size, -(-spans[at][1] // size) * size
     lead, out = range(len(spans) - 2), 2 * len(spans) - 3 - at
@@ -140,7 +140,7 @@ def _pieces(wanted: list[Box], at: int, size: int) -> Iterator[Box]:
 
 
 def _copy(made: np.ndarray, box: Box, buffer: np.ndarray, own: Box) -> None:
-    """What both boxes have, from one to the other."""
+    """Copies the intersection of both boxes from one to the other."""
     shared = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
     if all(start < stop for start, stop in shared):
         inside = lambda of: tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(shared, of, strict=True))

@@ -15,21 +15,22 @@ class RopeScaling:
     """The scaling of a rope's frequencies.
 
     Attributes:
-      kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
-        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4); `yarn` divides low
-        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2); `longrope`
-        divides each frequency by a number of its own (Ding et al. 2024, arXiv:2402.13753). There are two sets of those, and one
-        serves all positions of a model: keys in a cache keep theirs, so that a text that outgrew the first training's positions
-        would mix both, and depend on how it was cut into passes.
+      kind: `linear` divides positions by `factor`. `llama3` rescales only low frequencies (Llama 3.1, section 3.3).
+        `proportional` divides positions and rotates only the fastest pairs of a head (Gemma 4). `yarn` divides low
+        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2).
+        `longrope` divides each frequency by its own factor (Ding et al. 2024, arXiv:2402.13753). It has two sets of
+        factors, and a model uses one of them for all positions. Keys in a cache keep their rotation, so a text that
+        outgrew the first training's positions would otherwise mix both sets and depend on how it was cut into passes.
       factor: see `kind`.
-      beta_fast: of `yarn`: pairs that turn at least so often within the first training's positions stay as they are.
-      beta_slow: those that turn at most so often are divided.
-      truncate: whether the first and last pair of those between are whole numbers, rounded outwards.
-      magnitude: what cosines and sines are multiplied by, so that scores are by its square.
-      short_factor: of `longrope`, for each pair, where `max_position_embeddings` is at most `original_max_position_embeddings`.
-      long_factor: where it is above.
-      rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and the one of its
-        second half.
+      beta_fast: for `yarn`: pairs with at least so many turns within the first training's positions are unchanged.
+      beta_slow: for `yarn`: pairs with at most so many turns are divided.
+      truncate: whether the bounds of the pairs between are rounded outwards to whole numbers.
+      magnitude: the factor of cosines and sines; scores are multiplied by its square.
+      short_factor: for `longrope`, a factor for each pair, used if `max_position_embeddings` is at most
+        `original_max_position_embeddings`.
+      long_factor: the same, used if it is above.
+      rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and its
+        counterpart in the second half.
     """
 
     kind: Literal["linear", "llama3", "proportional", "yarn", "longrope"]
@@ -52,8 +53,8 @@ class RopeConfig:
 
     Attributes:
       theta: its base.
-      scaling: what becomes of its frequencies; None: nothing.
-      share: of a head, how much is rotated: its first channels.
+      scaling: the scaling of its frequencies; None: none.
+      share: the share of a head's channels, from the first, that is rotated.
     """
 
     theta: float = 10000.0
@@ -66,12 +67,12 @@ class RopeConfig:
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
-    """Inverse frequencies `[R / 2]` in float32, after the rope's scaling, of the R channels of a head that are rotated.
+    """The scaled inverse frequencies `[R / 2]`, in float32, of the R channels of a head that are rotated.
 
     Args:
-      rope: which.
+      rope: the rope.
       head_dim: how many channels a head has.
-      longest: how many positions the model is for.
+      longest: how many positions the model is used for.
     """
     channels, scaling = rope.channels(head_dim), rope.scaling
     exponent = jnp.arange(0, channels, 2, dtype=jnp.float32) / max(channels, 1)
@@ -106,25 +107,25 @@ def yarn_kept(scaling: RopeScaling, theta: float, pairs: int) -> Array:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    high += 0.001 if low == high else 0  # as transformers has it: a step, not a division by 0
+    high += 0.001 if low == high else 0  # as in transformers: a step instead of a division by 0
     return 1 - jnp.clip((jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low), 0, 1)
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, positions: Array, longest: int) -> tuple[Array, Array]:
-    """See `tables_of`, by the frequencies of `rope_frequencies`."""
+    """The tables of `tables_of` for the frequencies of `rope_frequencies`."""
     magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
     return tables_of(rope_frequencies(rope, head_dim, longest), positions, magnitude)
 
 
 def tables_of(frequencies: Array, positions: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
-    """Cosines and signed sines `[B, T, 1, 2, R / 2]` in float32, for the first and the second half of what is rotated.
+    """Cosines and signed sines `[B, T, 1, 2, R / 2]` in float32, for both halves of the rotated channels.
 
-    Both are concatenations: XLA would fuse bare cosines into every layer's rotations, and compute them each time.
+    Both are concatenations. XLA would fuse bare cosines into every layer's rotations and compute them again for each.
 
     Args:
       frequencies: `[R / 2]`.
       positions: `[B, T]` int32.
-      magnitude: multiplies both.
+      magnitude: the factor of both.
     """
     angles = positions[:, :, None, None, None].astype(jnp.float32) * frequencies[None, None, None, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -134,8 +135,9 @@ def tables_of(frequencies: Array, positions: Array, magnitude: float = 1.0) -> t
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
-    after those that the tables are for stay as they are."""
+    """Rotates `[B, T, N, H]` by `rope_tables`, in the half-split layout of Hugging Face weights.
+
+    Channels beyond those of the tables are unchanged."""
     turned = 2 * cos.shape[-1]
     if not turned:
         return x

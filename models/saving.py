@@ -43,9 +43,9 @@ def save(
 ) -> None:
     """Writes a folder that `load` opens on any mesh and, if autoregressive and in safetensors, `transformers` too.
 
-    In safetensors every file is written beside its final place and then renamed, and an older file of the same name is
-    replaced. A folder with an Orbax checkpoint must be new; `config.json` comes last, without which it does not load. Under
-    several processes all of them call this, for a folder that all of them see.
+    With safetensors, every file is written beside its final place and then renamed; it replaces an older file of the
+    same name. With Orbax, the folder must be new. `config.json` is written last, and a folder without it does not load.
+    If there are several processes, all of them call this, for a folder that all of them see.
 
     Args:
       folder: created where needed.
@@ -54,19 +54,18 @@ def save(
       dtype: the type to write; None keeps each parameter's own.
       tokenizer: a transformers tokenizer, or None.
       eos_ids: end-of-sequence ids for both config files.
-      diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
-        where `shift` is set, else in SDAR's (`block`), LLaDA's or A2D's, the first that can say what the model is (q and k
-        norms, biases, rope). DiffusionGemma has a `Canvas`.
-      layout: `safetensors` for one file of Hugging Face's names, which one process writes; `orbax` for a checkpoint that
-        every process writes its own part of; or `dfloat11` for such a file with coded exponents, of a model in bfloat16 that
-        is no DiffusionGemma, which the host packs as a whole.
-      generation: what else `generation_config.json` is to say, such as a loaded model's `Model.generation`.
+      diffusion: the settings of masked diffusion; DiffusionGemma has a `Canvas`. With `shift`, the layout is Fast-dLLM
+        v2's (`block`) or Dream's. Otherwise it is the first of SDAR's (`block`), LLaDA's and A2D's that can express the
+        model (q and k norms, biases, rope).
+      layout: `safetensors`: one file with Hugging Face's names, written by one process. `orbax`: a checkpoint to which
+        every process writes its part. `dfloat11`: a file like `safetensors` with coded exponents, packed as a whole on
+        the host, for a model in bfloat16 other than DiffusionGemma.
+      generation: further fields of `generation_config.json`, such as a loaded model's `Model.generation`.
 
     Raises:
-      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices were
-        quantised when they were loaded, when `folder` is a file
-        or, for `orbax`, holds something, when other processes have a part of what is to be written in safetensors, or when a
-        model is none that `dfloat11` writes.
+      ModelError: if no supported architecture expresses the config; on a bad `dtype` or `layout`; if matrices were
+        quantised when they were loaded; if `folder` is a file or, for `orbax`, not empty; if other processes hold a
+        part of what safetensors would store; or if `dfloat11` cannot write the model.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)
@@ -110,13 +109,13 @@ def save(
 
 
 def check_layout(layout: str) -> None:
-    """Raises ModelError on a layout that is none."""
+    """Raises ModelError on an unknown layout."""
     if layout not in LAYOUTS:
         raise ModelError(f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}")
 
 
 def check_new(folder: Path) -> None:
-    """Raises ModelError where a folder holds something."""
+    """Raises ModelError if a folder is not empty."""
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder} is a file; give a folder to save to")
     if folder.is_dir() and any(folder.iterdir()):
@@ -125,7 +124,8 @@ def check_new(folder: Path) -> None:
 
 
 def _described(lm, diffusion):
-    """`config.json`'s shape, `generation_config.json`'s sampler or policies, and the names of tensors in safetensors."""
+    """The content of `config.json`, the sampler or policies of `generation_config.json`, and the tensor names for
+    safetensors."""
     if isinstance(lm, DiffusionGemmaLM):
         if not isinstance(diffusion, masked_config.Canvas):
             raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")

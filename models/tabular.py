@@ -1,8 +1,8 @@
-"""A Markov chain after the LM contract: every probability of every sequence is known exactly. The oracle for tests.
+"""A Markov chain under the LM contract, whose sequence probabilities are known exactly; the oracle for tests.
 
-A query's logits depend on its own token and, at order 2, on the visible token one position before. Where several
-visible slots claim that position their logits mix, so a mask that shows too much changes the output. Positions before
-0, and positions that a query cannot see, hold token 0.
+A query's logits depend on its own token and, at order 2, on the visible token one position before. If several visible
+slots claim that position, their logits are mixed, so a mask that shows too much changes the output. Positions before 0,
+and positions that a query cannot see, hold token 0.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 
 Array = jax.Array
 
-NEVER = -1e9  # the logit of a token that cannot come: finite, and its probability is exactly 0 in float32
+NEVER = -1e9  # the logit of an impossible token: finite, but its probability is exactly 0 in float32
 
 
 @jax.tree_util.register_dataclass
@@ -44,7 +44,7 @@ class TabularLM:
     one-hots over the slots that claim its position.
 
     Raises:
-      ValueError: when `order` is neither 1 nor 2, or the vocabulary is empty.
+      ValueError: if `order` is neither 1 nor 2, or the vocabulary is empty.
     """
 
     vocab_size: int
@@ -101,7 +101,8 @@ class TabularLM:
         )
 
     def embed(self, params: Any, tokens: Array) -> Array:
-        """Ids `[B, T]` to `[B, T, E]`, the part of the previous token empty; ids outside the vocabulary are token 0."""
+        """Features `[B, T, E]` of ids `[B, T]`, with the previous token's part empty. Ids outside the vocabulary are
+        token 0."""
         own = jax.nn.one_hot(self._known(tokens), self.vocab_size)
         return jnp.concatenate([own, *[jnp.zeros_like(own)] * (self.order - 1)], axis=-1)
 
@@ -117,7 +118,8 @@ class TabularLM:
         skip: Array | None = None,
         below: TabularDelta | None = None,
     ) -> tuple[Array, TabularDelta]:
-        """The one layer fills in the previous token; skipping its attention leaves that part as it is."""
+        """Runs the only layer, which fills in the previous token's part; with its attention skipped, that part is
+        unchanged."""
         delta = TabularDelta(self._known(block.tokens), block.positions)
         if self.order == 1 or lo >= hi:
             return h, delta
@@ -148,7 +150,7 @@ class TabularLM:
         return jnp.concatenate([h[..., : self.vocab_size], previous], axis=-1), delta
 
     def join(self, below: TabularDelta, above: TabularDelta) -> TabularDelta:
-        """Either one: a delta holds the block's tokens, whatever the layers."""
+        """Either delta: each holds the block's tokens, whatever the layers."""
         return below
 
     def norm(self, params: Any, h: Array) -> Array:
@@ -156,7 +158,7 @@ class TabularLM:
         return h
 
     def unembed(self, params: Any, h: Array) -> Array:
-        """Features `[B, T, E]` to logits `[B, T, V]` in float32: the rows of the table that they select."""
+        """Logits `[B, T, V]` in float32: the rows of the table that features `[B, T, E]` select."""
         own = h[..., : self.vocab_size].astype(jnp.float32)
         if self.order == 1:
             return jnp.einsum("bti,iv->btv", own, params["table"], precision="highest")
@@ -164,11 +166,11 @@ class TabularLM:
         return jnp.einsum("btj,bti,jiv->btv", previous, own, params["table"], precision="highest")
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> TabularCache:
-        """An empty cache; `dtype` changes nothing, the cache holds ids."""
+        """An empty cache. It holds ids, so `dtype` changes nothing."""
         return TabularCache(jnp.zeros((batch, capacity), jnp.int32))
 
     def begin(self, params: Any, cache: TabularCache, lengths: Array) -> TabularCache:
-        """See `specjax.lm.LM.begin`: the cache as it is."""
+        """See `specjax.lm.LM.begin`; returns the cache unchanged."""
         return cache
 
     def commit(
@@ -190,14 +192,14 @@ class TabularLM:
         return {"table": (None,) * self.order + ("vocab",)}
 
     def axis_counts(self) -> dict[str, int]:
-        """No axis splits into anything but its size."""
+        """Empty: every axis splits into its size."""
         return {}
 
     def cache_axes(self, cache: TabularCache) -> TabularCache:
         return jax.tree.map(lambda _: ("batch", None), cache)
 
     def next_log_probs(self, params: Any, context: Any) -> np.ndarray:
-        """Log-probabilities `[..., V]` (numpy float64) of the token after `context` `[..., n]`, n may be 0."""
+        """Log-probabilities `[..., V]` (numpy float64) of the token after `context` `[..., n]`; n may be 0."""
         context = np.asarray(context, np.int64)
         padding = np.zeros((*context.shape[:-1], self.order), np.int64)
         last = np.concatenate([padding, context], axis=-1)[..., -self.order :]
@@ -221,7 +223,7 @@ class TabularLM:
 
 
 def random(key: Array, vocab_size: int, order: int = 1, concentration: float = 0.7, zeros: float = 0.0) -> Any:
-    """Params whose every row is a draw from a symmetric Dirichlet.
+    """Params whose rows are draws from a symmetric Dirichlet distribution.
 
     Args:
       key: a `jax.random.key`.

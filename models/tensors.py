@@ -1,4 +1,4 @@
-"""Reads the headers of safetensors files: names, types, shapes and where each tensor's bytes lie."""
+"""Reads the headers of safetensors files: names, types, shapes and the place of each tensor's bytes."""
 
 import dataclasses
 import math
@@ -20,24 +20,24 @@ FLOATS: dict[str, np.dtype] = {
 }
 """Types of weights, by safetensors' names."""
 INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool), "U8": np.dtype(np.uint8)}
-"""Types that only draft heads and packed weights have."""
+"""Further types, found only in draft heads and packed weights."""
 OCTETS = {name: np.dtype(np.uint8) for name in ("I8", "F8_E4M3", "F8_E8M0")}
-"""Types of packed weights, which `specjax.models.packed` reads as bytes and nobody else reads."""
+"""Types of packed weights, which only `specjax.models.packed` reads, as bytes."""
 
 INDEX = "model.safetensors.index.json"
-"""What says in which file each tensor is."""
+"""The file that says which file holds each tensor."""
 
 Read = Callable[[list[tuple[Any, np.ndarray]]], None]
-"""What fills arrays with boxes of a tensor, see `specjax.models.byte_ranges.fill`."""
+"""A function that fills arrays with boxes of a tensor; see `specjax.models.byte_ranges.fill`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file, of which nothing was read. `specjax.models.byte_ranges` reads parts of it, `array()` maps it whole.
+    """One tensor of a file, not read yet. `specjax.models.byte_ranges` reads parts of it; `array()` maps all of it.
 
-    Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own. Where it is
-    `flat`, they come in a row, and the file does not say of which shape they are. Where the file has codes and scales that can
-    be kept, `packed` reads those: a `specjax.models.packed_matrix.Packed` of `specjax.models.byte_ranges.Source`s.
+    If the file does not hold its numbers as they are, `read` makes them, and the tensor has no bytes of its own. If it
+    is `flat`, its numbers form one row, and the file does not give their shape. If the file has codes and scales that
+    can be kept, `packed` reads them: a `specjax.models.packed_matrix.Packed` of `specjax.models.byte_ranges.Source`s.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Tensor:
         """The type of its numbers.
 
         Raises:
-          ModelError: when it is none that we know.
+          ModelError: if it is unknown.
         """
         types = FLOATS | INTEGERS
         if self.dtype not in types:
@@ -66,14 +66,14 @@ class Tensor:
         """A read-only view of the file.
 
         Raises:
-          ModelError: when the type is none that we know.
+          ModelError: if the type is unknown.
         """
         kind = self.kind
         raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.size,)) if self.size else np.empty(0, np.uint8)
         return np.asarray(raw).view(kind).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> "Tensor":
-        """Its rows from `start` up to `stop`, which lie one after the other in the file."""
+        """Its rows from `start` up to `stop`, which are contiguous in the file."""
         whole = self.read
         if whole is not None:
             packed = jax.tree.map(lambda part: part.rows(start, stop), self.packed)
@@ -86,7 +86,7 @@ class Tensor:
 
 
 def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor whose numbers lie in a row, as a matrix of so many; any other as it is."""
+    """A flat tensor as a matrix of this shape; any other tensor as it is."""
     whole = tensor.read
     if not tensor.flat or whole is None or len(shape) != 2 or math.prod(shape) != tensor.shape[0]:
         return tensor
@@ -104,7 +104,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file.
 
     Raises:
-      ModelError: when the file is truncated or is no safetensors file.
+      ModelError: if the file is truncated or is not a safetensors file.
     """
     total = file.stat().st_size
     with open(file, "rb") as stream:
@@ -136,7 +136,8 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) -> None:
-    """Raises ModelError unless every byte from `start` to `stop` is that of one tensor, as the format has it."""
+    """Raises ModelError unless every byte from `start` to `stop` belongs to exactly one tensor, as the format
+    requires."""
     before = "the header"
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.size)):
         if tensor.offset != start:
@@ -148,7 +149,7 @@ def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) 
 
 
 def unread(folder: Path) -> str:
-    """What an error says of files in a folder that hold a model in another format; nothing where there are none."""
+    """The part of an error message about files of a model in another format; empty if the folder has none."""
     found = sorted(file.name for file in folder.glob("consolidated*.safetensors"))
     if not found:
         return ""
@@ -166,7 +167,7 @@ def shards_of(index: Path) -> list[str]:
     """The files that an index names.
 
     Raises:
-      ModelError: where it is malformed.
+      ModelError: if it is malformed.
     """
     return sorted(set(_places(index).values()))
 
@@ -175,7 +176,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
 
     Raises:
-      ModelError: when there are no weights, a shard is missing, or a file is malformed.
+      ModelError: if there are no weights, a shard is missing, or a file is malformed.
     """
     single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():

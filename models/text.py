@@ -15,10 +15,11 @@ class Chat:
     """Settings of a chat template, beyond the messages.
 
     Attributes:
-      tools: what the model may call, as `apply_chat_template` of transformers takes them: JSON schemas or functions.
-      template_kwargs: what else the template reads, such as `{"enable_thinking": False}`.
-      continue_last: whether the last message goes on, as `continue_final_message` of transformers has it; None: where it is the
-        assistant's.
+      tools: the tools that the model may call, as `apply_chat_template` of transformers takes them: JSON schemas or
+        functions.
+      template_kwargs: other variables of the template, such as `{"enable_thinking": False}`.
+      continue_last: whether the last message is continued, like `continue_final_message` of transformers; None: if it
+        is the assistant's.
     """
 
     tools: Sequence[Any] | None = None
@@ -27,18 +28,18 @@ class Chat:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `apply_chat_template`."""
+        """The arguments for `apply_chat_template`."""
         return {**({} if self.tools is None else {"tools": list(self.tools)}), **self.template_kwargs}
 
 
 def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None) -> tuple[int, ...]:
-    """A prompt's token ids, special tokens added as the tokenizer does.
+    """A prompt's token ids, with the special tokens that the tokenizer adds.
 
     Args:
       model: what `specjax.models.load` returned.
-      prompt: text, token ids (see `specjax.models.token_ids`), or chat messages (`{"role": ..., "content": ...}`) for the
-        tokenizer's chat template, see `specjax.models.messages`.
-      what: its name in errors.
+      prompt: text, token ids (see `specjax.models.token_ids`), or chat messages (`{"role": ..., "content": ...}`) for
+        the tokenizer's chat template (see `specjax.models.messages`).
+      what: the prompt's name in errors.
       chat: how messages are written.
 
     Raises:
@@ -70,8 +71,8 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
         )
     if model.canvas and model.canvas.image_id in ids:
         raise ValueError(
-            f"the {what} holds an image (token id {model.canvas.image_id}), and of {model.name} only the text "
-            "part is read: leave images out"
+            f"the {what} holds an image (token id {model.canvas.image_id}), and only the text part of {model.name} "
+            "is read: leave images out"
         )
     if len(ids) >= model.max_length:
         raise ValueError(
@@ -93,7 +94,7 @@ def encode_text(
       chat: how messages are written.
 
     Raises:
-      ValueError: on text that is not Unicode, or messages that there is no template for, or that cannot be written with it.
+      ValueError: on text that is not Unicode, and on messages without a template or that the template cannot render.
     """
     if isinstance(prompt, str):
         check_unicode(prompt, "prompt")
@@ -105,7 +106,7 @@ def encode_text(
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Raises ValueError, naming `what`, where a text is not Unicode."""
+    """Raises ValueError, naming `what`, if a text is not Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -113,20 +114,20 @@ def check_unicode(text: str, what: str) -> None:
 
 
 HALF = "\ufffd"
-"""What stands for bytes that are no character, such as those of one that is not whole yet."""
+"""The replacement for bytes that form no character, such as those of an incomplete one."""
 
 
 def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], whole: bool = False) -> str | None:
     """The text that `tokens` add to `prompt`; None without a tokenizer.
 
-    Decoded together with the prompt, since some tokenizers drop a space at the start of a text. A character that the prompt's
-    ids begin and do not end belongs to the new text.
+    The tokens are decoded together with the prompt, since some tokenizers drop a space at the start of a text. A
+    character that begins in the prompt's ids and ends after them belongs to the new text.
 
     Args:
       tokenizer: a transformers tokenizer, or None.
-      prompt: ids before the text.
-      tokens: its ids.
-      whole: whether the prompt was a text, so that it ends with a whole character.
+      prompt: the ids before the text.
+      tokens: the text's ids.
+      whole: whether the prompt was a text, so that it ends with a complete character.
     """
     if tokenizer is None:
         return None
@@ -136,10 +137,10 @@ def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], whole
 
 
 def text_before(text: str, whole: bool) -> str:
-    """A prompt's text without a character that is not whole; `whole`: there is none."""
+    """A prompt's text without an incomplete character at its end; `whole`: there is none."""
     return text if whole else text.rstrip(HALF)
 
 
 def decoder_of(tokenizer: Any, special: bool = False) -> Callable[[list[int]], str]:
-    """From ids to text as it is written; `special`: special tokens are written too, under their own names."""
+    """A function from ids to text; with `special`, it also writes special tokens, under their own names."""
     return functools.partial(tokenizer.decode, skip_special_tokens=not special, clean_up_tokenization_spaces=False)

@@ -1,4 +1,4 @@
-"""Token ids as programs have them: lists, arrays of numpy, JAX or torch, and what a tokenizer returns."""
+"""Token ids in the forms that callers have: lists, arrays of numpy, JAX or torch, and tokenizer outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 _IDS, _MASK = "input_ids", "attention_mask"
 _UNREAD = ("token_type_ids", "special_tokens_mask", "offset_mapping", "length")
-"""What a tokenizer may return besides, and decides nothing here."""
+"""Other fields of a tokenizer's output, which are ignored."""
 
 
 def is_array(value: Any) -> bool:
@@ -16,7 +16,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_encoding(value: Any) -> bool:
-    """Whether it is what a tokenizer returns: `input_ids`, and a mask where they are padded."""
+    """Whether it is a tokenizer's output: `input_ids`, and a mask if they are padded."""
     return isinstance(value, Mapping) and _IDS in value
 
 
@@ -24,7 +24,7 @@ def listed(value: Any) -> Any:
     """An array as lists of lists; anything else as it is.
 
     Raises:
-      ValueError: where its numbers are not integers.
+      ValueError: if its numbers are not integers.
     """
     if not is_array(value):
         return value
@@ -35,7 +35,7 @@ def listed(value: Any) -> Any:
 
 
 def rows(encoding: Mapping[str, Any]) -> list[list[int]]:
-    """The prompts in what a tokenizer returns, without padding, which may be on either side.
+    """The prompts in a tokenizer's output, without padding, which may be on either side.
 
     Args:
       encoding: `input_ids` and optionally `attention_mask`, of one prompt `[N]` or of several `[R, N]`.
@@ -45,9 +45,7 @@ def rows(encoding: Mapping[str, Any]) -> list[list[int]]:
     """
     other = [name for name in encoding if name not in (_IDS, _MASK, *_UNREAD)]
     if other:
-        raise ValueError(
-            f"a prompt with input_ids has no {other[0]!r}: it may have {_MASK}, and options are given beside it"
-        )
+        raise ValueError(f"a prompt with input_ids cannot have {other[0]!r}, only {_MASK}: give options as arguments")
     ids, mask = listed(encoding[_IDS]), listed(encoding.get(_MASK))
     if len(ids) and not isinstance(ids[0], (list, tuple, np.ndarray)):
         ids, mask = [ids], None if mask is None else [mask]
@@ -68,10 +66,10 @@ def _real(ids: list[int], mask: list[int]) -> list[int]:
 
 
 def one(prompt: Any) -> Any:
-    """A single prompt: of an array, or of what a tokenizer returns, a list of ids; anything else as it is.
+    """A single prompt: an array or a tokenizer's output as a list of ids, anything else as it is.
 
     Raises:
-      ValueError: where it holds several prompts.
+      ValueError: if it holds several prompts.
     """
     found = rows(prompt) if is_encoding(prompt) else listed(prompt)
     if found is prompt or not isinstance(found, list) or not found or not isinstance(found[0], list):
@@ -82,11 +80,12 @@ def one(prompt: Any) -> Any:
 
 
 def several(prompts: Any) -> Any:
-    """Prompts in a list: an array of ids, or what a tokenizer returns, as lists of ids; anything else as it is, but for such
-    members.
+    """Prompts as a list: an array or a tokenizer's output becomes lists of ids, also as a member of a list.
+
+    Anything else is returned as it is.
 
     Raises:
-      ValueError: on an array that is neither one prompt nor a prompt a row.
+      ValueError: on an array that is neither one prompt nor one prompt per row.
     """
     if is_encoding(prompts):
         return rows(prompts)

@@ -1,4 +1,5 @@
-"""Tokenizers: transformers', or what gives the same (`specjax.models.plain_tokenizer`). A folder without one works with ids."""
+"""Tokenizers: transformers' own, or an equivalent (`specjax.models.plain_tokenizer`). A folder without one works with
+ids."""
 
 import contextlib
 import functools
@@ -16,12 +17,13 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load(folder: Path) -> Any:
-    """The folder's tokenizer, with the methods of transformers', or None when it has no vocabulary file.
+    """The folder's tokenizer, with the methods of transformers', or None if it has no vocabulary file.
 
-    Code that a folder brings along is never run, and nobody is asked whether it should be.
+    Code in a folder is never run, and there is no option to allow it.
 
     Raises:
-      ModelError: when transformers cannot read the files, they are Mistral's, or the tokenizer is code of the folder's own.
+      ModelError: if transformers cannot read the files, if they are Mistral's, or if the tokenizer is code in the
+        folder.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         if (folder / "tekken.json").is_file():
@@ -50,7 +52,7 @@ def _transformers(folder: Path) -> Any:
 
 
 def _check_code(folder: Path) -> None:
-    """Raises ModelError where `tokenizer_config.json` asks for a class that the folder brings along and transformers lacks."""
+    """Raises ModelError if `tokenizer_config.json` asks for a class that only the folder's code defines."""
     import transformers
 
     file = folder / "tokenizer_config.json"
@@ -65,8 +67,8 @@ def _check_code(folder: Path) -> None:
 
 
 def _stand_in(folder: Path) -> dict[str, Any]:
-    """A bare config for a type of model that transformers does not know: it would read the folder's field by field all the
-    same, and give up on some (scaled rope)."""
+    """A bare config for a model type that transformers does not know. Transformers would still read the folder's config
+    field by field, and fail on some fields (scaled rope)."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
     file = folder / "config.json"
@@ -78,22 +80,22 @@ def _stand_in(folder: Path) -> dict[str, Any]:
 
 
 def _check_config(folder: Path) -> None:
-    """Raises ModelError where transformers, which looks into `config.json` to choose a tokenizer, does not accept a field."""
+    """Raises ModelError if transformers rejects a field of `config.json`, which it reads to choose a tokenizer."""
     from transformers import AutoConfig
 
     try:
         with _unbothered_by_config():
             AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (ValueError, OSError):  # another type of model than transformers knows, or no config.json: no hindrance
+    except (ValueError, OSError):  # a model type unknown to transformers, or no config.json: not an error here
         return
-    except Exception as error:  # which one depends on transformers' own checks
+    except Exception as error:  # the type depends on transformers' own checks
         reason = " ".join(str(error).split())
         raise ModelError(f"{folder / 'config.json'} has a field that transformers does not accept: {reason}") from error
 
 
 @contextlib.contextmanager
 def _no_advice() -> Iterator[None]:
-    """At its import transformers says that without torch there are only tokenizers, and nothing else is used here."""
+    """Silences transformers' message at import that only tokenizers work without torch; nothing else is used here."""
     quiet = lambda record: False
     logger = logging.getLogger("transformers")
     logger.addFilter(quiet)
@@ -105,7 +107,8 @@ def _no_advice() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unbothered_by_config() -> Iterator[None]:
-    """transformers reads config.json beside the tokenizer's own files, and warns of model types that it does not know."""
+    """Silences transformers' warning about unknown model types: it reads config.json beside the tokenizer's own
+    files."""
     from transformers.utils import logging as talk
 
     before = talk.get_verbosity()

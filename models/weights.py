@@ -1,4 +1,4 @@
-"""The names that Hugging Face gives to our parameters: where each one is stored, and folders with all of them."""
+"""The Hugging Face names of our parameters: where each is stored, and writing them to folders."""
 
 import dataclasses
 import errno
@@ -20,12 +20,12 @@ from specjax.models.few_bits import is_quantised, plain
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""What a file system says that has no fsync."""
+"""The errors of a file system without fsync."""
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
-# buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
+# buffers in old checkpoints, which we compute; heads saved with their target, which drafters read
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.|^(model\.)?mtp(_layers)?\.")
 CACHE_SCALES = re.compile(r"\.(k|v|kv|q|prob_output)_(scale|zero_point)$|\.[kv]_proj\.output_(scale|zero_point)$")
-"""Names of scales that a checkpoint may have for a cache in few bits, and for attention over it."""
+"""Names of scales that a checkpoint may have for a quantised cache, and for attention over it."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -64,37 +64,37 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Tensors by name without the scales of a quantised cache, and the names of those.
+    """Tensors by name without the scales of a quantised cache, and the names of those scales.
 
-    Caches here have scales of their own, one for each slot and head.
+    Caches here compute their own scales, one for each slot and head.
     """
     left_out = [name for name in tensors if CACHE_SCALES.search(name)]
     return {name: x for name, x in tensors.items() if name not in set(left_out)}, left_out
 
 
 def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
-    """Whether a tensor is one of at most `count` layers after the `layers` that a model counts: they draft for it."""
+    """Whether a tensor belongs to one of at most `count` layers after a model's `layers`; such layers draft for it."""
     found = _LAYER.match(name)
     return found is not None and layers <= int(found[1]) < layers + count
 
 
 Names = Callable[[str], str]
-"""From a tensor's name in Llama's layout to that in another. One that ends in `#0`, `#1`, ... is that of a tensor whose rows
-several parameters share: the first, the second, ..."""
+"""Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
+second, ... part of a tensor whose rows several parameters share."""
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
-"""From a parameter's path to its tensor's name, and whether its matrices are stored transposed. A name with `{}` stands for a
-tensor for every index of the parameter's first axis (experts). See `hf_name`."""
+"""Maps a parameter's path to its tensor's name, and says whether its matrices are stored transposed. A name with `{}`
+stands for one tensor per index of the parameter's first axis (experts). See `hf_name`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a parameter has in a stored tensor: all its rows, or some.
+    """A parameter's part of a stored tensor: all of its rows, or some.
 
     Attributes:
-      leaf: which parameter.
-      index: of its first axis, or None for the whole of it.
-      shape: in the file.
+      leaf: the parameter.
+      index: an index of its first axis, or None for the whole parameter.
+      shape: the shape in the file.
       transposed: see `Layout`.
     """
 
@@ -105,7 +105,7 @@ class Part:
 
 
 def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
-    """The parameters that each tensor of a file holds, by the tensor's name, in the order of its rows."""
+    """The parameters in each tensor of a file, by the tensor's name, in the order of its rows."""
     found: dict[str, dict[int, Part]] = {}
     for i, (path, leaf) in enumerate(leaves):
         name, transposed = layout(path)
@@ -137,17 +137,17 @@ def match(
     names: Names = str,
     layout: Layout = hf_name,
 ) -> Any:
-    """For every leaf of `abstract` the `Source` or `Stack` of its shape. No weights are read.
+    """The `Source` or `Stack` for every leaf of `abstract`. No weights are read.
 
     Args:
-      tensors: of the folder, by name.
+      tensors: the folder's tensors by name.
       abstract: the params pytree as `ShapeDtypeStruct`s.
       tied: whether the head is the embedding, which old checkpoints store twice.
       names: see `Names`.
       layout: see `Layout`.
 
     Raises:
-      ModelError: naming every tensor that is missing, misshapen, of an unknown type or not used.
+      ModelError: naming every tensor that is missing, misshapen, unused or of an unknown type.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
@@ -177,19 +177,19 @@ def match(
 
 
 def listed(problems: list[str]) -> str:
-    """The first twelve of them in one line."""
+    """The first twelve problems in one line."""
     return "; ".join(problems[:12]) + (f"; and {len(problems) - 12} more" if len(problems) > 12 else "")
 
 
 def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a params pytree under their Hugging Face names, one at a time; `dtype` as `write` has it."""
+    """Yields the tensors of a params pytree under their Hugging Face names; `dtype` is as for `write`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
         yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
-    """A part of a tensor, as a file has it; numbers of a packed matrix are made plain."""
+    """A part of a tensor as the file stores it; a packed matrix is unpacked."""
     array = np.asarray(plain(leaf if part.index is None else jax.tree.map(lambda x: x[part.index], leaf)))
     array = array.swapaxes(-1, -2) if part.transposed else array
     return np.array(array, leaf.dtype if dtype is None else dtype, order="C")
@@ -218,10 +218,10 @@ def _write(file: Path, header: dict[str, Any], pieces: Iterable[bytes]) -> None:
 
 
 def to_disk(file: int) -> None:
-    """Has an open file, or a folder, on the disk, where its file system can be asked for that.
+    """Flushes an open file or a folder to the disk, if its file system supports that.
 
     Raises:
-      OSError: where it cannot be written.
+      OSError: if it cannot be written.
     """
     try:
         os.fsync(file)
@@ -234,7 +234,7 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     found = dict(sorted(stored_parts(leaves, names, layout).items()))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     offset = 0
     for name, parts in found.items():
         kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)

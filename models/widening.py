@@ -1,8 +1,8 @@
-"""Wider models that write the same text: what a real size costs, on weights that are small.
+"""Wider models that write the same text, to measure the cost of real sizes with small weights.
 
-Every vector of a widened model is the plain one's, `k` times over (Net2Net's idea, arXiv:1511.05641, with equal shares): what
-reads a vector reads k copies and divides by k. A norm over copies is the norm over one. Heads are copied as a whole, query
-heads and the kv-heads they read alike, so a query head finds the same head's copy.
+Every vector of a widened model is `k` copies of the plain model's vector (Net2Net's idea, arXiv:1511.05641, with equal
+shares). A layer that reads a vector reads k copies and divides by k. The norm over copies equals the norm over one.
+Query heads and kv-heads are copied as whole groups, so that a query head finds a copy of its kv-head.
 
 Shapes: `E` width, `F` the MLP's, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
 """
@@ -31,14 +31,14 @@ _JOINED = ("fc", "fc_norm", "input", "augment_next", "q", "k", "v")  # modules t
 
 
 def widen(model: Model, k: int) -> Model:
-    """A model k times as wide that writes the same text, to measure what a size costs.
+    """A model k times as wide that writes the same text, to measure the cost of a size.
 
-    Width, MLP and whole groups of query and kv-heads are k times as many; head width and vocabulary stay. So a layer's kernels
-    have k^2 times as many numbers, vocabulary tables k times. A power of two divides without rounding.
+    Width, MLP and groups of query and kv-heads grow by k; head width and vocabulary stay. So a layer's kernels have k^2
+    times as many numbers, and vocabulary tables k times. Division by a power of two does not round.
 
     Args:
-      model: what `load` returned, autoregressive or for masked diffusion, of the Llama family.
-      k: how many times; 1 changes nothing.
+      model: a model of the Llama family from `load`, autoregressive or for masked diffusion.
+      k: the factor; 1 changes nothing.
 
     Raises:
       ModelError: on k below 1, and on a model of another family, with experts or without weights.
@@ -66,7 +66,7 @@ def check_times(k: int) -> None:
 
 
 def wider_config(config: ModelConfig, k: int) -> ModelConfig:
-    """The config of a widened model. A tied table is read as it is on the way in, so its logits are divided by k."""
+    """The config of a widened model. A tied table is not divided by k, because it also embeds, so its logits are."""
     times = lambda *names: lambda part: dataclasses.replace(part, **{name: k * getattr(part, name) for name in names})
     wide = config.mapped(AttentionConfig, times("num_attention_heads", "num_key_value_heads"))
     wide = dataclasses.replace(wide.mapped(MLPConfig, times("intermediate_size")), hidden_size=k * config.hidden_size)
@@ -79,7 +79,8 @@ def wider_lm(lm: LlamaLM, k: int) -> LlamaLM:
 
 
 def untied(lm: LlamaLM, params: PyTree) -> tuple[LlamaLM, PyTree]:
-    """The same model with a head of its own, in which the division of its logits is: no format of `save` has one."""
+    """The same model with its own head, which includes the division of logits, because no format of `save` can store
+    that."""
     config = lm.config
     head = params["embed"]["embedding"].T if config.head.tied else params["head"]["kernel"]
     whole = config.every(HeadConfig, tied=False, logits_scaling=1.0)
@@ -92,9 +93,9 @@ def tiled(params: PyTree, k: int, width: int) -> PyTree:
 
     Args:
       params: nested dicts and lists; integer arrays (ids of a draft's vocabulary) stay.
-      k: how many times.
-      width: E before. A module that reads several vectors of this width, one after the other, has each tiled by itself, so
-        that every part is the widened vector.
+      k: the factor.
+      width: E before widening. A module may read several concatenated vectors of this width. Then each is tiled by
+        itself, so that every part is a widened vector.
 
     Raises:
       ModelError: on a parameter of a kind that no rule covers.
@@ -121,7 +122,7 @@ def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
 
 
 def _parts(path: tuple[Any, ...], x: Array, module: str, width: int) -> int:
-    """How many vectors of the model's width a module reads; 1 for one of any other width."""
+    """How many vectors of the model's width a module reads; 1 for a module of any other width."""
     if module not in _JOINED:
         return 1
     if x.shape[0] % width:

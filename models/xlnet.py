@@ -1,8 +1,8 @@
-"""XLNet under the any-subset contract (arXiv:1906.08237): distributions of positions, given any others, from one pass
-of two streams.
+"""XLNet (arXiv:1906.08237) under the any-subset contract: one pass of two streams gives distributions of positions,
+given any others.
 
-The content stream knows what stands at a position, the query stream only where that is, so a position's distribution
-never sees its own token. Such a model, trained for any order, is an AS-ARM: what ASSD drafts and verifies with
+The content stream knows the token at a position. The query stream knows only the position, so a position's distribution
+never sees its own token. Such a model, trained for any order, is an AS-ARM, with which ASSD drafts and verifies
 (arXiv:2504.20456). In the shape descriptions `B` denotes rows, `L` positions, `K` positions that are asked, `E` the
 width, `N` heads, `H` a head's width, `V` the vocabulary.
 """
@@ -28,13 +28,13 @@ Array = jax.Array
 PyTree = Any
 
 UNSEEN = 1e30
-"""What is taken from the score of a token that a position does not see."""
+"""The amount subtracted from the score of a token that a position does not see."""
 _SIZES = ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "d_head")
 _DEFAULTS = {"vocab_size": 32000, "d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096}
 _OTHERS = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 _FIXED = {"attn_type": ("bi",), "bi_data": (False,), "ff_activation": ("gelu",)}
 _SEGMENTS = ("r_s_bias", "seg_embed")
-"""Tensors for two texts in one input. They are not read, since there is one text."""
+"""Tensors for two texts in one input. They are not read, since there is only one text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class XlnetConfig:
     """Names follow `config.json`.
 
     Attributes:
-      clamp_len: distances are cut at it; 0: they are not.
+      clamp_len: the bound at which distances are cut; 0: none.
     """
 
     vocab_size: int
@@ -59,8 +59,9 @@ class XlnetConfig:
 class XlnetLM:
     """An any-subset model (`specjax.diffusion.assd.AnySubset`). Static and hashable.
 
-    What a position sees must see no more than it: else what it learns from them is not of those tokens alone. ASSD's orders are
-    so. A position that sees nothing has no distribution that is its own, as in `transformers`.
+    A position must see everything that the positions it sees can see; otherwise its distribution depends on other
+    tokens too. ASSD's orders fulfil this. As in `transformers`, a position that sees nothing has no proper
+    distribution.
     """
 
     config: XlnetConfig
@@ -70,7 +71,7 @@ class XlnetLM:
         return self.config.vocab_size
 
     def shapes(self) -> dict[str, Any]:
-        """The parameters' shapes, by the names that `__call__` knows them by."""
+        """The parameters' shapes, under the names that `__call__` uses."""
         c = self.config
         heads = (c.d_model, c.n_head, c.d_head)
         norm = {"weight": (c.d_model,), "bias": (c.d_model,)}
@@ -98,14 +99,14 @@ class XlnetLM:
         for i, layer in enumerate(params["layers"]):
             with jax.named_scope(f"layer_{i}"):
                 query, before = self._layer(layer, query, content, at, asked, waves), content
-                if i + 1 < self.config.n_layer:  # the last layer's content is read by nobody
+                if i + 1 < self.config.n_layer:  # nothing reads the last layer's content
                     content = self._layer(layer, before, before, places, itself, waves)
         with jax.named_scope("head"):
             logits = jnp.einsum("bke,ve->bkv", query, params["head"]["weight"], preferred_element_type=jnp.float32)
             return logits + params["head"]["bias"].astype(jnp.float32)[None, None]
 
     def _layer(self, own, h, content, at, sees, waves):
-        """One stream `[B, Q, E]`, at the positions `at` `[B, Q]`, over the content that they see `[B, Q, L]`."""
+        """One stream `[B, Q, E]` at the positions `at` `[B, Q]`, over the content that they see `[B, Q, L]`."""
         heads = lambda x, name: jnp.einsum("...e,enh->...nh", x, own[name])
         q, k, v, r = heads(h, "q"), heads(content, "k"), heads(content, "v"), heads(waves, "r")
         size = content.shape[1]
@@ -138,7 +139,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> tuple[Xlne
     """Reads a Hugging Face folder of `XLNetLMHeadModel`; the model and its parameters.
 
     Raises:
-      ModelError: when it is none, the folder is incomplete, or weights and `config.json` disagree.
+      ModelError: if it is not one, the folder is incomplete, or weights and `config.json` disagree.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -151,7 +152,7 @@ def config_of(raw: dict[str, Any]) -> XlnetConfig:
     """The config of a parsed `config.json`.
 
     Raises:
-      ModelError: on another model's, and on fields that are missing, wrong or not supported.
+      ModelError: on another model's config, and on fields that are missing, wrong or unsupported.
     """
     if raw.get("model_type") != "xlnet":
         raise ModelError(f"config.json is of a model {shown(raw.get('model_type'))}, not xlnet")
@@ -172,7 +173,7 @@ def config_of(raw: dict[str, Any]) -> XlnetConfig:
 
 
 def _sources(lm: XlnetLM, tensors: dict[str, Tensor], dtype: Any) -> PyTree:
-    """Where every parameter is stored; the head is the table where a folder has it once."""
+    """Where every parameter is stored; the head is the table if the folder stores only one."""
     tied = "lm_loss.weight" not in tensors
     problems, used = [], set()
 

@@ -1,6 +1,6 @@
 """specjax: fast language-model decoding as pure, jit-compiled state transitions.
 
-`import specjax` loads jax and numpy only; models, training and the command line come in when they are used.
+`import specjax` loads only jax and numpy; models, training and the command line are imported on first use.
 """
 
 import importlib.metadata
@@ -67,7 +67,7 @@ __all__ = [
     "viz",
 ]
 
-if not TYPE_CHECKING:  # what checkers of types must not see, or any name would do
+if not TYPE_CHECKING:  # hidden from type checkers: with these, any name would pass as an attribute
     _LATER = {
         "Chat": "specjax.models.text:Chat",
         "Sampling": "specjax.serve.sampling:Sampling",
@@ -91,7 +91,7 @@ if not TYPE_CHECKING:  # what checkers of types must not see, or any name would 
 
     def __getattr__(name: str):
         if name == "__version__":
-            return importlib.metadata.version(__name__)  # pyproject.toml's
+            return importlib.metadata.version(__name__)  # the version in pyproject.toml
         module, _, inside = _LATER.get(name, "").partition(":")
         if not module:
             raise AttributeError(f"module 'specjax' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The self-description of a method, an attribute of its class. The registry is made of these."""
+"""A method's description of itself, an attribute of its class; the registry is built from these."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -17,29 +17,30 @@ GUARANTEES = {
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The entry of a method in the registry and the listings.
+    """A method's entry in the registry and in the listings.
 
-    A class names itself in its own attribute `about`, or in a tuple of these where it has several names; what it inherits does
-    not count. Without one it is for Python alone.
+    A class sets its own attribute `about`, or a tuple of these if it has several names; an inherited entry does not
+    count. A class without one can be used from Python only.
 
     Attributes:
-      name: in a line of text.
-      summary: what it does, in a line.
+      name: the name in a line of text.
+      summary: one line on what the method does.
       source: the paper or origin.
-      guarantee: a key of `GUARANTEES`; empty where another part decides, as the verifier does of a drafter's text.
-      defaults: what a line that names no value takes in place of the class's own defaults.
-      fields: those that a line may set; None: every one whose default is a number, a word, a switch or an empty list of
-        numbers. One whose default is None is named here, or not listed.
-      make: the class method that takes them; empty: the class itself.
-      expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
-      paper: fields as published, as a line has them, where `defaults` and `expander` are for small models: `preset=paper` sets
-        them, and a published head has them in any case.
-      loads: what is loaded for it when the target is known, a key of `specjax.assembly.companions.LOADERS`; empty: nothing.
-      tree: of a verifier: the line of the expander of the trees that it is for, which a drafter takes beside it where none is
-        named; `{depth}` is as deep as the drafter's own. Empty: the drafter's own.
+      guarantee: a key of `GUARANTEES`. Empty if another part decides: for a drafter, the verifier does.
+      defaults: replace the class's own defaults where the line gives no value.
+      fields: the fields that a line may set. None means every field whose default is a number, a word, a switch or an
+        empty list of numbers; a field whose default is None is listed only if it is named here.
+      make: the class method that takes the fields; empty for the class itself.
+      expander: the line of the drafter's default expander; empty if the drafter takes none.
+      paper: the published values of the fields, as a line writes them, where `defaults` and `expander` are for small
+        models. `preset=paper` sets them; a published head always has them.
+      loads: what is loaded for the method once the target is known, a key of `specjax.assembly.companions.LOADERS`;
+        empty for nothing.
+      tree: for a verifier, the line of the expander that makes its trees. A drafter without a named expander uses it;
+        `{depth}` is the drafter's own depth. Empty keeps the drafter's expander.
 
     Raises:
-      ValueError: on a guarantee that there is not.
+      ValueError: for an unknown guarantee.
     """
 
     name: str
@@ -64,12 +65,12 @@ Named = About | tuple[About, ...] | None
 
 
 def abouts(kind: type) -> tuple[About, ...]:
-    """What a class says of itself, once for each of its names; nothing where it has none of its own."""
+    """The entries of a class, one for each of its names; empty if the class itself has none."""
     own = vars(kind).get("about")
     return () if own is None else own if isinstance(own, tuple) else (own,)
 
 
 def exported(kind: type[T], *packages: ModuleType) -> Iterator[type[T]]:
-    """Every class of a kind that packages export and that says what it is, once each, in their order."""
+    """All classes of a kind that the packages export and that have an entry, once each, in order."""
     values = [value for package in packages for value in vars(package).values() if isinstance(value, type)]
     return (value for value in dict.fromkeys(values) if issubclass(value, kind) and abouts(value))

@@ -1,8 +1,10 @@
-"""Types of arrays with their shapes, as jaxtyping writes them: `Float[Array, "B N V"]` is an array of floating-point numbers.
+"""Types of arrays with their shapes, in jaxtyping's notation: `Float[Array, "B N V"]` is an array of floating-point
+numbers.
 
-To a checker of types it is an `Array`, as jaxtyping's are; the rest is for readers, and for the test that holds it against the
-arrays of a step. Nothing is checked when a program runs, and no other package is needed. Names of axes are those of the
-docstrings; `D+1` is one more than D. A single axis has a space before it, `" B"`, or linters read it as the name of a type.
+As in jaxtyping, a type checker sees an `Array`. The shape is for readers, and for the test that compares it with the
+arrays of a step. Nothing is checked at run time, and no other package is needed. Axis names are those of the
+docstrings; `D+1` is one more than D. A single axis has a space before it, `" B"`, because linters would read it as the
+name of a type.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any

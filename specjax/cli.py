@@ -1,4 +1,4 @@
-"""The `specjax` command. What takes long to import is imported where it is used, so that `--help` and errors come quickly.
+"""The `specjax` command. Slow imports happen where they are used, so that `--help` and errors come quickly.
 
 For the exit status see `specjax.terminal`.
 """
@@ -43,14 +43,14 @@ from specjax.train.trainable import trainable
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """Of a command that takes none."""
+    """Options of a command that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftersOptions:
-    """What `specjax drafters` was asked for; see the help of each."""
+    """Options of `specjax drafters`; see the help of each."""
 
-    model: str | None = option(None, "say how the head that --drafter names is read for this target, as JSON")
+    model: str | None = option(None, "print as JSON how the head named by --drafter is read for this target")
     drafter: str | None = option(None, "with --model: the drafter's line, such as eagle3:model=FOLDER", metavar="LINE")
 
 
@@ -61,12 +61,12 @@ def drafters(options: DraftersOptions) -> int:
     if options.model is not None or options.drafter is not None:
         return _describe(options)
     _list_entries(DRAFTERS)
-    write("rule=NAME,length=8,... of a drafter with an expander\n")
+    write("rule=NAME,length=8,... for a drafter with an expander\n")
     return _list_entries(RULES)
 
 
 def _describe(options: DraftersOptions) -> int:
-    """One record: what the drafter's head is for the model."""
+    """One record: the shape of the drafter's head for the model."""
     from specjax.assembly.heads import named_head, record
     from specjax.decode.lines import read_drafter
 
@@ -103,17 +103,17 @@ def searches(options: NoOptions) -> int:
     write("--decode\n")
     _list_entries({name: DECODES[name] for name in ("plain", "speculate", "diffusion", "soft_thinking")})
     _list_entries({**SEARCHES, **STEPWISE})
-    write("steer=(NAME:FIELD=VALUE,...) of plain, speculate, soft_thinking, and of every drafter\n")
+    write("steer=(NAME:FIELD=VALUE,...) for plain, speculate, soft_thinking, and for every drafter\n")
     _list_entries(STEERS)
     write("--select, of several completions\n")
     return _list_entries(SELECTIONS)
 
 
 def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
-    """A line a method; below it, indented, the line that sets each of its fields to the default, or what sets them in
+    """One line per method; below it, indented, a line that sets each of its fields to the default, or its options in
     --sampling.
 
-    A flag or field whose default is no value, or has several lines, is shown in brackets.
+    A flag or field is shown in brackets if its default is no value or has several lines.
     """
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
@@ -139,11 +139,11 @@ def policies(options: NoOptions) -> int:
 
     write("--decode NAME:...,cache=NAME\n")
     _list_entries(UNMASKS)
-    write("--decode, of models without a mask\n")
+    write("--decode, for models without a mask\n")
     _list_entries(SAMPLERS)
-    write("cache=NAME, of diffusion models\n")
+    write("cache=NAME, for diffusion models\n")
     _list_entries(CACHES)
-    write("cache=NAME, of autoregressive models\n")
+    write("cache=NAME, for autoregressive models\n")
     return _list_entries(OLDS)
 
 
@@ -170,14 +170,14 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def train(options: TrainOptions) -> int:
     """`specjax train`."""
-    from specjax.train.command import command  # grain, optax and orbax take a while
+    from specjax.train.command import command  # grain, optax and orbax are slow to import
 
     return command(options)
 
 
 def capture(options: CaptureOptions) -> int:
     """`specjax capture`."""
-    from specjax.train.capture import command  # likewise
+    from specjax.train.capture import command  # slow to import too
 
     return command(options)
 
@@ -193,51 +193,51 @@ WORDS = {"objectives": ", ".join(trainable()), "losses": ", ".join(LOSSES)}
 
 COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "generate": ("complete prompts", JobOptions, generate.command),
-    "score": ("log-probabilities of continuations", ScoreOptions, score.command),
-    "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
-    "eval": ("right answers and speed on verifiable tasks, decoders side by side", EvalOptions, evaluation.command),
+    "score": ("compute the log-probabilities of continuations", ScoreOptions, score.command),
+    "bench": ("compare drafters with plain decoding: speed, tokens per step, same text", BenchOptions, bench.command),
+    "eval": ("compare decoders by right answers and speed on verifiable tasks", EvalOptions, evaluation.command),
     "check-head": (
-        "say how a head is read for a target, and how many of its drafts are accepted",
+        "report how a head is read for a target, and how many of its drafts are accepted",
         CheckHeadOptions,
         check_head.command,
     ),
     "train": ("train a drafter for a target", TrainOptions, train),
     "capture": (
-        "keep what a target says of training text, so that heads are trained without running it",
+        "store a target's outputs on training text, so that heads are trained without running it",
         CaptureOptions,
         capture,
     ),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
     "convert": (
-        "write a model as an Orbax checkpoint, or in another type; or a head for other engines",
+        "write a model as an Orbax checkpoint or in another type, or a head for other engines",
         ConvertOptions,
         convert.command,
     ),
     "plan": (
-        "compile a step for a TPU slice or an H100 machine without either, and say what it costs",
+        "compile a step for a TPU slice or an H100 machine without having it, and report its cost",
         PlanOptions,
         plan.command,
     ),
     "plan train": (
-        "likewise of an update that trains a head",
+        "plan an update that trains a head, in the same way",
         PlanTrainOptions,
         plan_training.command,
     ),
     "drafters": (
-        "list the drafters: fields, what they do, source; or describe one for a model",
+        "list the drafters (what they do, source, fields), or describe one for a model",
         DraftersOptions,
         drafters,
     ),
-    "verifiers": ("list the verifiers: fields, what they do, source", NoOptions, verifiers),
+    "verifiers": ("list the verifiers: what they do, source, fields", NoOptions, verifiers),
     "samplers": (
-        "list what samplers are made of, in this order: options, what they do, source",
+        "list the parts of a sampler in the order that they act: what they do, source, options",
         NoOptions,
         samplers,
     ),
-    "searches": ("list the searches and selections: options, what they do, source", NoOptions, searches),
+    "searches": ("list the searches and selections: what they do, source, options", NoOptions, searches),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
     "models": ("list the models that have a name", NoOptions, models),
-    "completion": ("print a script by which a shell completes these commands", CompletionOptions, completion),
+    "completion": ("print a script with which a shell completes these commands", CompletionOptions, completion),
 }
 
 
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str, whole: bool = False) -> Parser:
-    """What reads the words of a command; its help shows the whole of them, or the usual ones."""
+    """The parser of a command; its help shows all options, or only the usual ones."""
     about, options, _ = COMMANDS[name]
     described = about[0].upper() + about[1:] + "."
     parser = Parser(lambda: parser_of(name, whole=True), prog=f"specjax {name}", description=described)
@@ -262,9 +262,7 @@ def parser_of(name: str, whole: bool = False) -> Parser:
 def _dispatch(words: list[str]) -> int:
     listing = "\n".join(f"  {name:10} {about}" for name, (about, _, _) in COMMANDS.items())
     top = Parser(prog="specjax", usage="specjax COMMAND ...", description="Fast language-model decoding in JAX.")
-    top.epilog = (
-        f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's options, and `--help all` all of them."
-    )
+    top.epilog = f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's usual options, `--help all` all of them."
     top.add_argument("--version", action="store_true", help="print the version")
     if not words or words[0].startswith("-"):
         with _help_exits():
@@ -280,7 +278,7 @@ def _dispatch(words: list[str]) -> int:
     _, options, command = COMMANDS[name]
     parser = parser_of(name)
     rest = words[count:]
-    cut = rest.index("--") if "--" in rest else len(rest)  # intermixed parsing would lose what follows
+    cut = rest.index("--") if "--" in rest else len(rest)  # intermixed parsing would drop what follows
     args = None
     with _help_exits():
         args = parser.parse_intermixed_args(rest[:cut])
@@ -296,7 +294,7 @@ def _dispatch(words: list[str]) -> int:
 
 @contextlib.contextmanager
 def _help_exits() -> Iterator[None]:
-    """`--help` prints and exits inside argparse; here it only ends the parsing."""
+    """Around parsing: argparse prints the help and exits; here that only ends the parsing."""
     try:
         yield
     except SystemExit as done:

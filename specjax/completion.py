@@ -1,4 +1,4 @@
-"""`specjax completion`: the script by which a shell completes commands, options, names of methods and files."""
+"""`specjax completion`: a script with which a shell completes commands, options, method names and file names."""
 
 import argparse
 import dataclasses
@@ -14,10 +14,10 @@ NEEDED = "completion needs shtab: pip install 'specjax[completion]'"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    """What `specjax completion` was asked for."""
+    """Options of `specjax completion`."""
 
     shell: str = option(
-        dataclasses.MISSING, "for which shell a script is printed", choices=("bash", "zsh"), positional=True
+        dataclasses.MISSING, "the shell that the script is for", choices=("bash", "zsh"), positional=True
     )
 
 
@@ -25,11 +25,11 @@ def script(parsers: Mapping[str, Parser], shell: str) -> str:
     """The script for a shell.
 
     Args:
-      parsers: by the command's words, such as `plan train`; the help of each shows all of its options.
+      parsers: by the words of the command, such as `plan train`; each parser's help shows all of its options.
       shell: a name that shtab knows.
 
     Raises:
-      BadInput: where shtab is not installed.
+      BadInput: if shtab is not installed.
     """
     if importlib.util.find_spec("shtab") is None:
         raise BadInput(NEEDED)
@@ -49,7 +49,7 @@ def script(parsers: Mapping[str, Parser], shell: str) -> str:
 
 
 def _say_values(action: Any, shtab: Any) -> None:
-    """Says what may stand for an option's value, as far as that is a file or one of a few names."""
+    """Tells the shell which values an option takes, if these are files or one of a few names."""
     from specjax.assembly.registry import DRAFTERS, MIXERS, SAMPLERS, SELECTIONS, UNMASKS
     from specjax.decode.lines import DECODES
     from specjax.train.trainable import trainable

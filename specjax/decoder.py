@@ -1,5 +1,6 @@
-"""What a decoder and a way to decode are, and running any decoder: the protocol, a whole generation in one program, and a
-stream of short calls."""
+"""The protocols of a decoder and of a way to decode, and two ways to run a decoder: a whole generation in one program,
+and a stream of short calls.
+"""
 
 import abc
 import dataclasses
@@ -28,11 +29,11 @@ State = TypeVar("State", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a job asks of the program that decodes it.
+    """What a job needs from the program that decodes it.
 
     Attributes:
       greedy: whether no row uses a warper.
-      brief: whether it is over before a program that only makes steps faster would have been compiled.
+      brief: whether the job would end before the compilation of a program that only makes steps faster.
       form: which columns of sampling parameters its rows need.
     """
 
@@ -42,61 +43,68 @@ class Needs:
 
 
 class Decoder(Protocol[State]):
-    """What every decoder is: pure functions over a state whose leading fields are those of `Rows`. Hashable.
+    """The interface of every decoder: pure functions over a state whose leading fields are those of `Rows`. Hashable.
 
-    `params` is `{"target": ...}` and what else the decoder names. None of these functions is jitted; those of this module are.
-    A decoder extends this class, which gives it `init`, `insert` and the defaults of the rest, and whose methods are traced
-    under settings of their own (`specjax.settings`), whatever those of the caller are.
+    `params` is `{"target": ...}` and whatever else the decoder names. None of these methods is jitted; the functions of
+    this module are.
+
+    A decoder extends this class and gets `init`, `insert` and the other defaults from it. Its methods are traced under
+    this package's own settings (`specjax.settings`), whatever the caller's are.
     """
 
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
         settle(cls, frozenset(("empty", "prefill", "read_prefix", "step")))
-        if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
+        if "__repr__" not in vars(cls):  # set on the class itself; otherwise the `dataclass` decorator would write one there
             cls.__repr__ = brief  # type: ignore[assignment]
 
     @property
     def fills_in(self) -> bool:
-        """Whether tokens may be known after open positions."""
+        """Whether tokens after an open position may be known."""
         return False
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether it has `read_prefix`, its `prefill` takes a `prefix`, and reading a prompt has no use for the row's key."""
+        """Whether the decoder has `read_prefix`. If so, its `prefill` takes a `prefix`, and prefill does not use the
+        row's key.
+        """
         return False
 
     @property
     def num_texts(self) -> int:
-        """How many texts of its prompt a row ends with, at most. Where these are several, its state has them in `found`."""
+        """The largest number of texts that a row ends with. If it is more than one, they are in the state's `found`."""
         return 1
 
     @property
     def slack(self) -> int:
-        """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
+        """Buffer slots needed beyond the longest text, because a step may write more than it keeps."""
         return 0
 
     def buffer(self, needed: int) -> int:
-        """Buffer slots for texts that need so many: one of few sizes, since programs are compiled for each.
+        """The buffer size for texts that need so many slots: one of a few sizes, because programs are compiled for
+        each.
 
-        Where a step costs what its texts are long, those are 128, 256, 512 and the multiples of 1024.
+        If a step's cost grows with the buffer, the sizes are 128, 256, 512 and the multiples of 1024.
         """
         return next((size for size in (128, 256, 512) if size >= needed), -(-needed // 1024) * 1024)
 
     @property
     def costliest(self) -> Self:
-        """A decoder of the same states whose step has only the dearest of its programs: what a plan compiles."""
+        """A decoder of the same states whose step has only its most expensive program; a plan compiles this one."""
         return self
 
     def check_row(self, prompt: np.ndarray, limit: int) -> None:
-        """Raises ValueError where it cannot complete a prompt `[n]` up to this length, for a reason that is its own."""
+        """Raises ValueError if this decoder cannot complete the prompt `[n]` up to this length, for a reason of its
+        own.
+        """
         return
 
     def fitted(self, needs: Needs) -> Self:
-        """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
+        """The decoder for such a job: same states and same text, but less to compile if less is needed."""
         return self
 
     def axes(self, state: State) -> State:
-        """Logical axis names of every leaf of the state, as tuples; one that leads with "batch" is the row's own."""
+        """Logical axis names of every leaf of the state, as tuples. A leaf that leads with "batch" belongs to the rows."""
         ...
 
     def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> State:
@@ -106,25 +114,26 @@ class Decoder(Protocol[State]):
           params: the parameters.
           batch: B.
           capacity: L, at least the longest row's limit plus `slack`; rounded up to what the mesh splits the cache into.
-          cache_dtype: of the cache, where the model does not say (`LlamaLM.cache_dtype`); None: that of the parameters.
-          eos_width: K, how many EOS ids a row may have.
+          cache_dtype: the cache's type, unless the model sets one (`LlamaLM.cache_dtype`); None for the parameters'
+            type.
+          eos_width: K, the largest number of EOS ids of a row.
         """
         ...
 
     def prefill(self, params: PyTree, state: State, prompts: Prompts) -> State:
-        """R rows of their own that hold these prompts, and what is computed of them before their first step: for `insert`.
+        """R new rows that hold these prompts and what is computed before their first step, for `insert`.
 
-        One that `reads_prefix` takes a `prefix` besides.
+        A decoder with `reads_prefix` takes a `prefix` too.
 
         Args:
           params: the parameters.
-          state: of B rows, which are like those to make.
-          prompts: of R rows.
+          state: the state of B rows; the new rows have the same form.
+          prompts: the R prompts.
         """
         ...
 
     def step(self, params: PyTree, state: State) -> tuple[State, Any]:
-        """One pass: the new state, and what happened, which nothing needs."""
+        """One pass: the new state, and a record of what happened, which no later step needs."""
         ...
 
     @named
@@ -134,12 +143,12 @@ class Decoder(Protocol[State]):
 
         Args:
           params: the parameters.
-          prompts: of B rows.
+          prompts: the B prompts.
           capacity: see `empty`.
-          cache_dtype: likewise.
+          cache_dtype: see `empty`.
 
         Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`.
+          ValueError: outside jit, if a row does not fit; see `check_rows`.
         """
         batch = prompts.tokens.shape[0]
         check_rows(self, capacity, prompts)
@@ -150,23 +159,23 @@ class Decoder(Protocol[State]):
     @named
     @settled
     def insert(self, params: PyTree, state: Any, rows: jax.Array, prompts: Prompts, *, prefix: Any = None) -> Any:
-        """Puts new prompts into rows, whatever those held.
+        """Puts new prompts into rows and overwrites what these held.
 
         Args:
           params: the parameters.
-          state: of B rows.
-          rows: `[R]` int32, where they go; B or more drops one (padding).
-          prompts: of R rows, with limits of at most L - `slack`.
-          prefix: from `read_prefix`, of a decoder that `reads_prefix`: every prompt begins with its tokens, or is just them;
-            only the rest is read.
+          state: the state of B rows.
+          rows: `[R]` int32, the rows to fill; an index of B or more drops its prompt (padding).
+          prompts: the R prompts, with limits of at most L - `slack`.
+          prefix: from `read_prefix`, if the decoder `reads_prefix`. Every prompt must begin with its tokens, or consist
+            of them; only the rest is read.
 
         Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`; on a prefix where none is read.
+          ValueError: outside jit, if a row does not fit, see `check_rows`; or for a prefix, if the decoder reads none.
         """
         batch, capacity = state.tokens.shape
         check_rows(self, capacity, prompts, rows, batch)
         if prefix is not None and not self.reads_prefix:
-            raise ValueError(f"a {type(self).__name__} reads no prefix for many prompts: leave it out")
+            raise ValueError(f"a {type(self).__name__} cannot share a prefix among prompts: leave the prefix out")
         mesh, axes = getattr(self, "mesh", None), self.axes(state)
         with under(mesh):
             fresh = self.prefill(params, state, prompts, **({} if prefix is None else {"prefix": prefix}))
@@ -184,16 +193,16 @@ class Decode(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
-        """The decoder of a model, and its parameters.
+        """The decoder for a model, and its parameters.
 
         Args:
-          model: what `specjax.load` returned.
-          mesh: where parameters lie.
-          rows: how many texts are decoded together, where something that is left open follows from that.
+          model: from `specjax.load`.
+          mesh: the mesh on which the parameters lie.
+          rows: how many texts are decoded together, for settings that depend on it.
           logprobs: whether the log-probabilities of tokens are kept.
 
         Raises:
-          ValueError: one line that says what cannot be used with this model, and what can.
+          ValueError: one line that says what this model cannot use, and what it can.
         """
 
 
@@ -206,22 +215,23 @@ def formed(decoder: Decoder[State], state: State, form: Form) -> State:
 
 
 def on_host(*arrays: Any) -> bool:
-    """Whether the host can look at these arrays: they are not of a program that is being traced, nor of other hosts."""
+    """Whether the host can read these arrays: they belong neither to a program that is being traced nor to other hosts."""
     return all(not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True) for x in arrays)
 
 
 def check_rows(decoder: Decoder, capacity: int, prompts: Prompts, rows: Any = None, batch: int = 0) -> None:
-    """Checks shapes and the kind of keys, and on the host rows one by one; under jit limits are cut to the capacity instead.
+    """Checks shapes and key types, and on the host each row; under jit, limits are cut to the capacity instead.
 
     Args:
-      decoder: that is to hold them.
+      decoder: the decoder that will hold the rows.
       capacity: L.
-      prompts: that are to enter.
-      rows: see `Decoder.insert`; those of `batch` and more are padding, and not looked at. None: all count.
+      prompts: the prompts to insert.
+      rows: see `Decoder.insert`; prompts for rows at `batch` and above are padding and are not checked. None: all are
+        checked.
       batch: B.
 
     Raises:
-      ValueError: on another shape or kind, and where rows do not fit: naming the first of them, and what it needs.
+      ValueError: for a wrong shape or type, or if rows do not fit; it names the first such row and what that needs.
     """
     prompts.check()
     if not on_host(prompts.lengths, prompts.limit, rows):
@@ -262,19 +272,21 @@ def run(
     decoder: Decoder[State], params: PyTree, state: State, max_steps: jax.Array | int = NO_LIMIT,
     min_live: jax.Array | int = 1,
 ) -> State:  # fmt: skip
-    """Steps until fewer than `min_live` rows are running, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
+    """Makes steps until fewer than `min_live` rows are running, or `max_steps` times, in one `lax.while_loop`. `state`
+    is donated.
 
-    One program per decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to
-    compile.
+    There is one program per decoder and state shape, whatever the two numbers. `run_program` is that program, to lower
+    or to compile.
     """
     return run_program(decoder, params, state, _count(max_steps), _count(min_live))
 
 
 def step(decoder: Decoder[State], params: PyTree, state: State) -> tuple[State, Any]:
-    """`decoder.step` under jit, with the state donated: the new state, of the type that went in, and what happened.
+    """`decoder.step` under jit, with the state donated. Returns the new state, of the same type, and a record of the
+    step.
 
-    `step_program` is the jitted function. `jax.jit(decoder.step)` is as good a program, of which checkers of types know
-    nothing: JAX 0.10 does not say what a jitted function returns.
+    `step_program` is the jitted function. `jax.jit(decoder.step)` works as well, but a type checker knows nothing of
+    its result: JAX 0.10 does not say what a jitted function returns.
     """
     return step_program(decoder, params, state)
 
@@ -286,7 +298,7 @@ step_program = jax.jit(
 
 
 def _count(number: jax.Array | int) -> Any:
-    """As int32; of a number on the host `jnp.asarray` would compile a program."""
+    """The number as int32; for a number on the host, `jnp.asarray` would compile a program."""
     return jnp.asarray(number, jnp.int32) if isinstance(number, jax.Array) else jax.device_put(np.int32(number))
 
 
@@ -317,7 +329,7 @@ def insert(
     """`decoder.insert` under jit, with the state donated; `insert_program` is the jitted function.
 
     Raises:
-      ValueError: where a row does not fit, see `check_rows`.
+      ValueError: if a row does not fit; see `check_rows`.
     """
     batch, capacity = state.tokens.shape
     check_rows(decoder, capacity, prompts, rows, batch)
@@ -330,7 +342,7 @@ def insert(
 
 
 def _put_in(decoder, params, state, rows, prompts, prefix):
-    """`insert_program` of what a host has too: it is sent before, which `jax_transfer_guard` allows."""
+    """`insert_program` for arrays that may be on the host: they are sent first, which `jax_transfer_guard` allows."""
     return insert_program(decoder, params, state, *jax.device_put((rows, prompts)), prefix)
 
 
@@ -358,7 +370,7 @@ read_prefix = jax.jit(
 @functools.partial(jax.jit, static_argnums=0)
 @settled
 def row_of(decoder: Decoder[State], state: State, row: jax.Array) -> State:
-    """One row of a state, for `copy_row`; scalars in place of what rows share."""
+    """One row of a state, for `copy_row`; leaves that the rows share become scalars."""
     own = lambda leaf, axes: leaf[row][None] if axes[:1] == ("batch",) else jnp.zeros((), leaf.dtype)
     return jax.tree.map(own, state, decoder.axes(state))
 
@@ -366,13 +378,14 @@ def row_of(decoder: Decoder[State], state: State, row: jax.Array) -> State:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 @settled
 def copy_row(decoder: Decoder[State], state: State, row: jax.Array, kept: State, key: jax.Array) -> State:
-    """The state, which is donated, with another completion of a prompt that was read before: of decoders that `reads_prefix`.
+    """The state with another completion of a prompt that was read before. For decoders with `reads_prefix`; the state
+    is donated.
 
     Args:
-      decoder: that holds the rows.
-      state: of B rows.
-      row: `[]` int32, where it goes.
-      kept: from `row_of`, of the row that the prompt was inserted into, before any step.
+      decoder: the decoder of these rows.
+      state: the state of B rows.
+      row: `[]` int32, the row to fill.
+      kept: from `row_of`, for the row into which the prompt was inserted, before any step.
       key: `[]` typed key.
     """
     axes = decoder.axes(state)
@@ -395,11 +408,11 @@ empty = jax.jit(
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Generic[State]):
-    """What one call of a stream brought.
+    """The result of one call of a stream.
 
     Attributes:
       state: the decoder's state; the next call consumes it.
-      tokens: one list of new ids a row.
+      tokens: one list of new ids per row.
       finish: a `Finish` value per row.
     """
 
@@ -412,10 +425,10 @@ class Progress(Generic[State]):
 def stream(
     decoder: Decoder[State], params: PyTree, state: State, steps_per_call: int = 4
 ) -> Generator[Progress[State], State | None]:
-    """Yields the rows' new tokens every few steps, until all rows are done.
+    """Yields the rows' new tokens every few steps until all rows are done.
 
-    The state is donated to each call: take what you need from `Progress.state` before asking for the next. A state sent
-    into the generator replaces it (to stop rows, or to insert prompts).
+    The state is donated to each call: take what you need from `Progress.state` before you ask for the next. A state
+    that is sent into the generator replaces it, to stop rows or to insert prompts.
     """
     seen = jax.device_get(state.prompt_length)
     while True:

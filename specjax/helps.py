@@ -1,4 +1,4 @@
-"""What `specjax COMMAND --help` shows: options by what they are about, and examples. Those after a `|` need `--help all`."""
+"""The layout of `specjax COMMAND --help`: options by topic, and examples. Names after a `|` need `--help all`."""
 
 from specjax.terminal import Help
 
@@ -26,7 +26,7 @@ HELPS: dict[str, Help] = {
         {
             "texts and scores": "input output | strict",
             "the model": _MODEL,
-            "how to read": "batch_size",
+            "how texts are read": "batch_size",
         },
         (
             "specjax score --input pairs.jsonl",
@@ -51,7 +51,7 @@ HELPS: dict[str, Help] = {
             "questions": "families limit level questions | samples infill",
             "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
             "how to decode": "decode drafter batch_size | num_return_sequences select",
-            "what it is compared with": "compare | baseline margin",
+            "comparisons": "compare | baseline margin",
             "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop ignore_eos sampling",
             "what is written": "answers json plot | uncertainty",
         },
@@ -74,7 +74,7 @@ HELPS: dict[str, Help] = {
     "train": Help(
         {
             "what is trained": "drafter target output | draft draft_config reference draft_vocabulary start adapter",
-            "on what": "data prompts features held_out | max_new_tokens length patience seed",
+            "on what text": "data prompts features held_out | max_new_tokens length patience seed",
             "how long": "steps batch_size learning_rate resume | accumulate warmup weight_decay clip clip_by loss "
             "checkpoint_every",
             "where": "mesh plot | weights dtype compute_dtype save_dtype",
@@ -87,8 +87,8 @@ HELPS: dict[str, Help] = {
     ),
     "capture": Help(
         {
-            "what is kept": "drafter target output top_k | rows_per_file save_dtype adapter",
-            "of what": "data prompts length | max_new_tokens seed",
+            "what is captured": "drafter target output top_k | rows_per_file save_dtype adapter",
+            "on what text": "data prompts length | max_new_tokens seed",
             "how it is read": "batch_size mesh | weights dtype",
             "many processes": _HOSTS,
         },
@@ -134,7 +134,7 @@ HELPS: dict[str, Help] = {
         ),
     ),
     "drafters": Help(
-        {"of one drafter": "model drafter"},
+        {"one drafter": "model drafter"},
         (
             "specjax drafters",
             "specjax drafters --model tiny --drafter eagle3:model=tiny-eagle3",
@@ -148,7 +148,7 @@ HELPS: dict[str, Help] = {
     ),
     "models": Help({}, ("specjax models", f"specjax generate --model tiny-diffusion {_QUESTION}")),
     "completion": Help(
-        {"for what": "shell"},
+        {"the shell": "shell"},
         (
             "specjax completion bash > ~/.local/share/bash-completion/completions/specjax",
             "specjax completion zsh > ~/.zfunc/_specjax",

@@ -1,7 +1,7 @@
-"""What a target model must offer: the LM protocol, and the arrays that cross it.
+"""The interface of a target model: the LM protocol, and the arrays that go in and out.
 
-In the shape descriptions `B` denotes rows (sequences), `T` the block's tokens, `P` uncommitted tokens before the
-block, `S` cache slots, `V` the vocabulary and `E` the model width.
+In the shape descriptions `B` denotes rows (sequences), `T` the block's tokens, `P` uncommitted tokens before the block,
+`S` cache slots, `V` the vocabulary and `E` the model width.
 """
 
 import dataclasses
@@ -16,18 +16,19 @@ from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.pretty import Pretty
 
 Draw = Callable[[Float[Array, "B T V"]], Int[Array, "B T"]]
-"""From raw logits `[B, T, V]` to token ids `[B, T]`; -1 where the logits hold no finite maximum."""
+"""From raw logits `[B, T, V]` to token ids `[B, T]`; -1 if the logits have no finite maximum."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixture(Pretty):
-    """Inputs that are weighted sums of `n` tokens' embeddings, in the table of the model that reads them.
+    """Inputs that are weighted sums of `n` tokens' embeddings, from the embedding table of the model that reads them.
 
     Attributes:
-      ids: `[B, T, n]` int32; of equal ones the weights add up.
-      weights: `[B, T, n]` float32, which sum to 1. Where one is 1 and the others are 0, the sum is that embedding, bit by bit.
-      mixed: `[B, T]` bool, the slots that are read so; the others are read as their token.
+      ids: `[B, T, n]` int32; the weights of equal ids add up.
+      weights: `[B, T, n]` float32, which sum to 1. If one is 1 and the others are 0, the sum equals that embedding bit
+        for bit.
+      mixed: `[B, T]` bool, the slots that are read as mixtures; the others are read as their token.
     """
 
     ids: Int[Array, "B T n"]
@@ -38,20 +39,23 @@ class Mixture(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Block(Pretty):
-    """The tokens of one forward pass, and what each of them may see.
+    """The tokens of one forward pass, and which of them each may see.
 
     Attributes:
       tokens: `[B, T]` int32. Ids outside the vocabulary (padding is -1) are read as token 0.
       positions: `[B, T]` int32, absolute positions.
       length: `[B]` int32, how many committed cache slots every query sees (slot s holds position s).
-      visible: bool `[B or 1, T or 1, P + T]` over the uncommitted past and the block itself, or None for `causal`/full; or an
-        `Unrolled` (`specjax.kernels.tree_attention`), where the past is earlier passes over the same slots.
+      visible: bool `[B or 1, T or 1, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
+        An `Unrolled` (`specjax.kernels.tree_attention`) if the past is earlier passes over the same slots.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, the tokens that use `embeddings`.
-      mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what texts have.
-      unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
-      causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
-      split: whether a mesh may split its tokens (its axis `context` does), as those of a long prompt; only without `visible`.
+      mixture: for slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` holds the
+        tokens of the text.
+      unseen: `[B, S]` bool, committed slots below `length` that no query sees because the block contains them again; or
+        None.
+      causal: used without `visible`: a query sees all of the past, and the block up to itself (True) or all of it
+        (False).
+      split: whether a mesh may split the tokens along its axis `context`, as for a long prompt; only without `visible`.
     """
 
     tokens: Int[Array, "B T"]
@@ -68,7 +72,7 @@ class Block(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
-    """The menu of results that a forward pass must return. Static and hashable; merge two with `|`.
+    """The results that a forward pass must return. Static and hashable; merge two with `|`.
 
     Attributes:
       logits: raw logits, `[B, T, V]` float32.
@@ -102,13 +106,13 @@ class Wants:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Output(Pretty):
-    """The results that `Wants` asked for; the rest is None.
+    """The results that `Wants` asked for; the others are None.
 
-    `delta` is the block's contribution to the cache: opaque but for one promise, every leaf leads with `[B, T]`.
+    `delta` is the block's contribution to the cache. It is opaque, except that every leaf leads with `[B, T]`.
     """
 
     delta: PyTree
-    # a caller that asked for one has it, so to checkers of types they are arrays; an LM may leave the others out
+    # A caller that asked for one has it, so type checkers see arrays; an LM may leave the others out.
     logits: Float[Array, "B T V"] = None  # type: ignore[assignment]
     topk: tuple[Float[Array, "B T k"], Int[Array, "B T k"]] = None  # type: ignore[assignment]  # values, ids
     draw: Int[Array, "B T"] = None  # type: ignore[assignment]
@@ -125,7 +129,7 @@ class Output(Pretty):
         def __replace__(self, **changes: Any) -> "Output": ...
 
     def first(self, slots: int) -> "Output":
-        """That of the block's first `slots` slots alone."""
+        """The output of the block's first `slots` slots alone."""
         if jax.tree.leaves(self)[0].shape[1] <= slots:
             return self
         return jax.tree.map(lambda x: x[:, :slots], self)
@@ -134,7 +138,7 @@ class Output(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Partial(Pretty):
-    """A head start: the block after layers `[0, lo)`, so that the target computes nothing twice.
+    """A head start: the block after layers `[0, lo)`, so that the target does not compute them again.
 
     Attributes:
       h: `[B, T, E]`, the residual stream entering layer `lo`.
@@ -150,10 +154,15 @@ class Partial(Pretty):
 class LM(Protocol):
     """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`.
 
-    Plain decoding and drafters that look tokens up or learn them (prompt_lookup, token_recycling, rest, stand, lookahead) ask
-    for `vocab_size`, `__call__`, `init_cache`, `begin`, `commit` and `cache_axes`; `BaseLM` has defaults of the last three. A
-    mesh asks for `axes` and `axis_counts` too. Drafters that run some of the target's layers, or read its features, ask for
-    `num_layers`, `embed`, `layers`, `join`, `norm` and `unembed`; diffusion decoders for `embed` and `unembed`.
+    Which methods are needed depends on the use:
+
+    - Plain decoding, and drafters that look tokens up or learn them (prompt_lookup, token_recycling, rest, stand,
+      lookahead): `vocab_size`, `__call__`, `init_cache`, `begin`, `commit` and `cache_axes`. `BaseLM` has defaults for
+      the last three.
+    - A mesh: `axes` and `axis_counts` too.
+    - Drafters that run some of the target's layers, or read its features: `num_layers`, `embed`, `layers`, `join`,
+      `norm` and `unembed`.
+    - Diffusion decoders: `embed` and `unembed`.
     """
 
     @property
@@ -164,7 +173,7 @@ class LM(Protocol):
 
     @property
     def reads_mixtures(self) -> bool:
-        """Whether a pass reads `Block.mixture`: one that begins with `inputs` of this module does. It needs `embed`."""
+        """Whether a pass reads `Block.mixture`, as one that begins with this module's `inputs` does. It needs `embed`."""
         ...
 
     def __call__(
@@ -178,7 +187,7 @@ class LM(Protocol):
         past: PyTree | None = None,
         partial: Partial | None = None,
     ) -> Output:
-        """Reads the committed prefix, never writes it. `cache` None means there is no prefix."""
+        """Reads the committed prefix and never writes it. If `cache` is None, there is no prefix."""
         ...
 
     def embed(self, params: PyTree, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]: ...
@@ -197,11 +206,12 @@ class LM(Protocol):
     ) -> tuple[Float[Array, "B T E"], PyTree]:
         """Runs layers `[lo, hi)`; the second result is their part of the delta.
 
-        `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves out
-        sublayers, attention first, then the MLP: one scalar branch each, so that the work is really saved. An attention
-        left out contributes zeros to the delta, which nobody may commit. `below` is the delta of the same block in the layers
-        `[0, lo)`: a caller that starts at layer `lo` must pass it, since later layers may read keys and values of
-        those.
+        `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves
+        out sublayers, attention first, then the MLP. Each is one scalar branch, so that the work is really saved. A
+        skipped attention contributes zeros to the delta, which nobody may commit.
+
+        `below` is the delta of the same block in the layers `[0, lo)`. A caller that starts at layer `lo` must pass it,
+        because later layers may read keys and values of those.
         """
         ...
 
@@ -216,9 +226,10 @@ class LM(Protocol):
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> PyTree: ...
 
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
-        """The cache of rows before their first step, when all but the last token of their prompts was read (`lengths` `[B]`).
+        """The rows' cache before their first step, after all but the last token of their prompts was read (`lengths`
+        `[B]`).
 
-        For models that read something else beside the text. What it makes of a row depends on nothing of other rows.
+        For models that read something besides the text. What it computes for a row must not depend on other rows.
         """
         ...
 
@@ -228,11 +239,12 @@ class LM(Protocol):
     ) -> PyTree:  # fmt: skip
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
-        `dst` `[B]` starts one run of M slots per row; `[B, M]` names every slot, and those out of range are dropped.
-        `counts` `[B]` int32 says how many of a row's M slots are real: those after may be written where a length hides
-        them, but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone.
-        A caller that does not know the counts, or goes back in a text, gives None, which a model with such states
-        refuses.
+        `dst` `[B]` starts one run of M slots per row; `[B, M]` names every slot, and slots out of range are dropped.
+
+        `counts` `[B]` int32 says how many of a row's M slots are real. Later ones may be written if a length hides
+        them. A running state (`specjax.models.mixers`) cannot be taken back, so it is made of the real slots alone. A
+        caller that does not know the counts, or goes back in a text, passes None; a model with such states refuses
+        that.
         """
         ...
 
@@ -241,7 +253,7 @@ class LM(Protocol):
         ...
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
+        """How many units an axis splits into if that is not its size (whole heads), and the sizes of experts."""
         ...
 
     def cache_axes(self, cache: PyTree) -> PyTree:
@@ -250,10 +262,12 @@ class LM(Protocol):
 
 
 class BaseLM:
-    """Defaults for a model of your own, a frozen dataclass that extends this: it must have `vocab_size`, `__call__` and
-    `init_cache`, and has what plain decoding and look-up drafters need. See `LM` for what the others are for.
+    """Defaults for your own model, a frozen dataclass that extends this class.
 
-    The cache is a pytree of arrays `[B, S, ...]`, and `Output.delta` one of the same structure, `[B, T, ...]`.
+    The model must define `vocab_size`, `__call__` and `init_cache`; then plain decoding and look-up drafters work. See
+    `LM` for what the other methods are for.
+
+    The cache is a pytree of arrays `[B, S, ...]`; `Output.delta` has the same structure, `[B, T, ...]`.
     """
 
     num_layers: int = 0
@@ -274,7 +288,7 @@ class BaseLM:
         return jax.tree.map(write, cache, delta)
 
     def cache_axes(self, cache: PyTree) -> PyTree:
-        """See `LM.cache_axes`: rows are split, and nothing else."""
+        """See `LM.cache_axes`: only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), cache)
 
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
@@ -320,20 +334,20 @@ class BaseLM:
 
 
 def inputs(lm: LM, params: PyTree, block: Block) -> Float[Array, "B T E"]:
-    """What enters a model's first layer, `[B, T, E]`: embeddings of the block's tokens, and what stands in their place.
+    """The input of a model's first layer, `[B, T, E]`: the embeddings of the block's tokens, or their replacements.
 
-    A mixture gathers `n` rows of the table a slot and none else, wherever the table lies.
+    A mixture gathers only `n` rows of the table per slot, wherever the table lies.
 
     Args:
-      lm: whose `embed` is asked.
+      lm: the model whose `embed` is called.
       params: its parameters.
-      block: what is read.
+      block: the block to read.
     """
     h = lm.embed(params, block.tokens)
     if block.mixture is not None:
         ids, weights = block.mixture.ids, block.mixture.weights
         rows = lm.embed(params, ids.reshape(ids.shape[0], -1)).reshape(*ids.shape, -1)
-        # a product and a sum, no matrix product: those round float32 where accelerators have fewer bits
+        # a product and a sum instead of a matrix product, which rounds float32 on accelerators with fewer bits
         soft = (rows.astype(jnp.float32) * weights[..., None]).sum(axis=2)
         h = jnp.where(block.mixture.mixed[..., None], soft.astype(h.dtype), h)
     if block.embeddings is not None and block.embedded is not None:
@@ -342,9 +356,9 @@ def inputs(lm: LM, params: PyTree, block: Block) -> Float[Array, "B T E"]:
 
 
 def check_mixtures(lm: LM) -> None:
-    """Raises ValueError where a model reads tokens alone, so that a mixture of them would be passed over."""
+    """Raises ValueError if a model reads only tokens, so that it would ignore a mixture."""
     if not getattr(lm, "reads_mixtures", False):
         raise ValueError(
-            f"{type(lm).__name__} reads tokens alone, and this way of decoding mixes them: begin its pass with "
+            f"{type(lm).__name__} reads tokens only, and this way of decoding mixes them: begin its pass with "
             "`specjax.lm.inputs` and set `reads_mixtures`, or decode in another way"
         )

@@ -1,6 +1,6 @@
-"""Names that a function or a command does not have: what another system's name is called here, or which name is near.
+"""Unknown names of functions and commands: what another system's name is called here, or which known name is close.
 
-Imports nothing but the standard library and names, since the command line is looked at before jax comes in.
+Imports only the standard library and names, because the command line is checked before jax is imported.
 """
 
 import difflib
@@ -66,7 +66,9 @@ MEANT: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("file", "input_file", "prompt_file", "-f"), ("input", "")),
     **dict.fromkeys(("output_file", "out", "-o"), ("output", "")),
 }  # fmt: skip
-"""By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: ours, and what to add. Not every function has ours."""
+"""By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: our name, and what to add. Not every function has
+our name.
+"""
 WITHIN: dict[str, tuple[str, str]] = {
     "verifier": ("drafter", "such as eagle3:verifier=typical"),
     **dict.fromkeys(("unmask", "remasking"), ("decode", "such as threshold:threshold=0.9")),
@@ -108,21 +110,21 @@ WITHIN: dict[str, tuple[str, str]] = {
     **dict.fromkeys(SamplingFields.__dataclass_fields__, ("sampling", "such as {sampling}")),
     "ignore_eos": ("sampling", "such as {sampling}"),
 }  # fmt: skip
-"""By the name of an option, here or elsewhere: the option here that it is a part of, and an example."""
+"""By the name of an option, here or elsewhere: the option here that contains it, and an example."""
 ELSEWHERE = {
     "shared_prefix": "Engine.run(shared_prefix=True) has it, and the command `specjax generate`",
     "stop": "a request has it, such as Engine.request(..., stop=...)",
     "ignore_eos": "a request has it, such as Engine.request(..., ignore_eos=True)",
 }
-"""By the name of an option that a function has not: what has it."""
+"""By the name of an option that a function lacks: where to find it."""
 
 
 def hint(name: str, known: Mapping[str, str]) -> str:
-    """What a name that is not known means, or ends up near to; empty where nothing does.
+    """What an unknown name means, or which known name is close to it; empty if neither is found.
 
     Args:
-      name: of a keyword, or of a flag with or without its dashes.
-      known: how each name that there is reads to the user.
+      name: a keyword, or a flag with or without its dashes.
+      known: by known name, how it reads to the user.
     """
     plain = name.lstrip("-").replace("-", "_")
     ours, more = MEANT.get(name if name in MEANT else plain, ("", ""))
@@ -141,7 +143,7 @@ def hint(name: str, known: Mapping[str, str]) -> str:
 
 
 def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError on a keyword that a function does not have, with what it is called here."""
+    """Raises TypeError for a keyword that a function does not have, and says what it is called here."""
     known = dict.fromkeys(known)
     for name in given:
         if name not in known:
@@ -150,7 +152,7 @@ def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) ->
 
 
 def named(function: Function) -> Function:
-    """Has a function's unknown keywords end in the error of `check_keywords`."""
+    """Makes a function's unknown keywords raise the error of `check_keywords`."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -166,7 +168,7 @@ def unrecognized(flag: str, known: Iterable[str]) -> str:
     """The message for a flag that a command does not have.
 
     Args:
-      flag: as it was given, such as `--max-tokens`.
+      flag: as the user wrote it, such as `--max-tokens`.
       known: the command's flags, and its arguments by their names.
     """
     shown = {
@@ -177,17 +179,17 @@ def unrecognized(flag: str, known: Iterable[str]) -> str:
 
 
 def wrong_command(name: str, commands: Sequence[str]) -> str:
-    """The message for a command that there is not."""
+    """The message for an unknown command."""
     near = difflib.get_close_matches(name, commands, 1)
     return f"unknown command {name!r}; " + (f"did you mean {near[0]}?" if near else f"choose {', '.join(commands)}")
 
 
 def wrong_word(words: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str | None:
-    """What is wrong with a command line as far as names go, or None: a message that says what to look at.
+    """What is wrong with the names on a command line, or None: a message that says where to look.
 
     Args:
-      words: of the line, without the program.
-      commands: the flags and arguments of each.
+      words: the words of the line, without the program.
+      commands: the flags and arguments of each command.
     """
     if not words or words[0].startswith("-"):
         return None
@@ -198,7 +200,7 @@ def wrong_word(words: Sequence[str], commands: Mapping[str, Sequence[str]]) -> s
         if word in ("--", "-h", "--help"):
             return None
         flag = word.partition("=")[0]
-        value = " " in word or re.fullmatch(r"-|-\d+|-\d*\.\d+", word)  # as argparse has it
+        value = " " in word or re.fullmatch(r"-|-\d+|-\d*\.\d+", word)  # as argparse words it
         if word.startswith("-") and not value and flag not in commands[name]:
             return f"{unrecognized(flag, commands[name])} (see specjax {name} --help)"
     return None

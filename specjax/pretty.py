@@ -7,16 +7,16 @@ from typing import Any
 
 import jax
 
-LONGEST = 60  # characters of a value that is neither an array nor made of any
+LONGEST = 60  # characters of a plain value
 WIDTH = 100
 
 
 class Pretty:
-    """A base of dataclasses whose `repr` is `pretty` of them, in classes that extend them too."""
+    """A base for dataclasses: their `repr`, and the one of their subclasses, is `pretty`."""
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
-        if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
+        if "__repr__" not in vars(cls):  # set on the class itself; otherwise the `dataclass` decorator would write one there
             cls.__repr__ = Pretty.__repr__
 
     def __repr__(self) -> str:
@@ -24,11 +24,11 @@ class Pretty:
 
 
 def pretty(value: Any, indent: int = 0) -> str:
-    """A pytree as text: on one line where it fits, else a line for each of its parts.
+    """A pytree as text: on one line if it fits, otherwise one line for each part.
 
     Args:
-      value: dataclasses, mappings and sequences of arrays and whatever else.
-      indent: how many columns its first line begins with.
+      value: dataclasses, mappings and sequences of arrays and other values.
+      indent: the column at which its first line begins.
 
     >>> pretty({"a": (1, 2.5), "b": None})
     '{a: (1, 2.5), b: None}'
@@ -57,7 +57,7 @@ def _holds(value: Any) -> bool:
 
 
 def _counted(parts: Iterable[str]) -> Iterable[str]:
-    """Equal neighbours once, and how many there are: the layers of a cache."""
+    """Equal neighbours once, with their number: the layers of a cache."""
     for text, group in itertools.groupby(parts):
         count = len(list(group))
         yield f"{count} x {text}" if count > 1 else text
@@ -71,7 +71,7 @@ def _joined(head: str, parts: list[str], tail: str, indent: int) -> str:
 
 
 def brief(value: Any) -> str:
-    """A decoder as text: a line for each part that is not at its default, which ends early where it is too long."""
+    """A decoder as text: one line for each part that is not at its default, cut short if it is too long."""
     parts = [f"{name}={_line(part)}" for name, part in _changed(value)]
     return _joined(type(value).__name__ + "(", [_cut(part, WIDTH - 3) for part in parts], ")", 0)
 
@@ -91,7 +91,7 @@ def _changed(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _cut(text: str, room: int) -> str:
-    """A text that ends early where it is longer than `room`, with as many brackets closed as are open there."""
+    """The text, cut short if it is longer than `room`; brackets that are open at the cut are closed."""
     if len(text) <= room:
         return text
     kept = text[: room - 6].rpartition(", ")[0]
@@ -99,6 +99,6 @@ def _cut(text: str, room: int) -> str:
 
 
 def short(value: Any, room: int = LONGEST) -> str:
-    """The `repr` of a value, its middle left out where it is longer than `room` characters."""
+    """The `repr` of a value; its middle is left out if it is longer than `room` characters."""
     text = repr(value)
     return text if len(text) <= room else f"{text[: room // 2]}...{text[-room // 4 :]}"

@@ -1,6 +1,6 @@
 """Keeps compiled programs in the user's cache folder, so that a later process need not compile them again.
 
-Imports nothing but the standard library, and jax where it is set: tests take `folder` before jax comes in.
+Imports only the standard library, and jax where it is set: tests call `folder` before jax is imported.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 UNUSED_DAYS = 30
-"""After which a program that no process took is deleted."""
-_SHORTEST = 0.1  # seconds: what compiles faster is hardly faster to load
-_PROBE = 1 << 16  # bytes: a folder on a full disk does not take these
+"""Days without use after which a program is deleted."""
+_SHORTEST = 0.1  # seconds: a program that compiles faster than this is hardly faster to load
+_PROBE = 1 << 16  # bytes: on a full disk no programs are kept
 
 
 def caches() -> Path:
-    """The platform's folder for what programs can make again."""
+    """The platform's folder for files that programs can make again."""
     if sys.platform == "darwin":
         usual = Path.home() / "Library" / "Caches"
     elif os.name == "nt":
@@ -37,7 +37,7 @@ def caches() -> Path:
 def folder(parent: Path) -> Path:
     """The folder in `parent` for programs of this jaxlib, XLA's flags and this processor.
 
-    A program that was compiled for another processor may use instructions that this one lacks.
+    A program compiled for another processor may use instructions that this one lacks.
     """
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().split("\n\n")[0].splitlines() if cpu.exists() else [platform.processor()]
@@ -48,11 +48,11 @@ def folder(parent: Path) -> Path:
 
 @functools.cache
 def keep() -> None:
-    """Has jax keep what it compiles from now on, and take what an earlier process kept. Only the first call does anything.
+    """Makes jax keep the programs that it compiles from now on, and load those of earlier processes. Later calls do nothing.
 
     A user's own setting of `jax_compilation_cache_dir` or `jax_enable_compilation_cache` takes precedence. The
     environment variable `SPECJAX_CACHE` names another folder, or is `off`. If there are several processes, only the
-    first one writes. A folder that cannot be written costs one warning.
+    first one writes. If the folder cannot be written, there is one warning.
     """
     import jax
 
@@ -77,13 +77,13 @@ def keep() -> None:
     shortest = "jax_persistent_cache_min_compile_time_secs"
     if shortest.upper() not in os.environ and own(shortest) == 1.0:  # jax's own
         jax.config.update(shortest, _SHORTEST)
-    # a program that cannot be read, since another process is writing it, is compiled; one that cannot be written is for this
-    # process alone
+    # a program that cannot be read because another process is writing it is compiled; one that cannot be written is used by
+    # this process alone
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
 
 
 def _sweep(parent: Path) -> None:
-    """Deletes programs that nobody takes any more, and what is left of one whose writing was cut off."""
+    """Deletes programs that have not been used for long, and the remains of interrupted writes."""
     for file in parent.glob("*/*-cache"):
         with contextlib.suppress(FileNotFoundError):  # another process may delete the same ones
             found = file.stat()

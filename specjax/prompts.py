@@ -17,28 +17,30 @@ from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling_params import FIELDS
 
 Array = jax.Array | np.ndarray
-"""On a device, or on the host."""
+"""An array on a device or on the host."""
 
 OPEN = -1
-"""In the place of a token that is to be filled in."""
+"""Stands in the place of a token that is to be filled in."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompts(Pretty):
-    """Prompts, one per row, and how each of them is completed: what `init` and `insert` of every decoder take.
+    """Prompts, one per row, and how each is completed: the input of every decoder's `init` and `insert`.
 
-    `Prompts.of` makes them from lists of token ids. A caller that has arrays, traced ones too, gives them as fields.
+    `Prompts.of` makes them from lists of token ids. A caller that has arrays, possibly traced ones, passes them as
+    fields.
 
     Attributes:
-      tokens: `[R, P]` int32, padded on the right. A decoder that fills in (`Decoder.fills_in`) also writes the positions of a
-        prompt that hold `OPEN`, -1, or its own mask id.
+      tokens: `[R, P]` int32, padded on the right. A decoder that fills in (`Decoder.fills_in`) also writes the
+        positions of a prompt that hold `OPEN`, -1, or its own mask id.
       lengths: `[R]` int32, tokens of each prompt, at least 1.
-      keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one per row, whose noise is its own.
+      keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`), one per row, so that each row has its
+        own noise.
       limit: `[R]` int32, the length of the text, prompt and output, at which a row stops.
       sampling: how the rows draw their tokens.
-      eos: `[R, K]` int32, ids that end a row's text, -1 padded; None: there are none.
-      width: static, tokens of the prompts that are read together; None: as many as P asks for.
+      eos: `[R, K]` int32, ids that end a row's text, padded with -1; None for no such ids.
+      width: static, tokens of the prompts that are read together; None lets P decide.
     """
 
     tokens: Array
@@ -64,16 +66,16 @@ class Prompts(Pretty):
 
         Args:
           prompts: R lists or arrays `[n]` of token ids.
-          max_new_tokens: new tokens after a prompt, at most: one number, or one per row. 0 where a prompt holds all
-            positions that are to be filled in.
-          seed: one, or one per row: with a prompt's ids it decides the noise, which is that of `specjax.generate`.
-          keys: `[R]` typed keys, in place of those of the seed.
+          max_new_tokens: the most new tokens after a prompt: one number, or one per row. 0 if a prompt already holds
+            all positions that are to be filled in.
+          seed: one, or one per row. With a prompt's ids it determines the noise, the same as in `specjax.generate`.
+          keys: `[R]` typed keys, in place of the seed's.
           eos: ids that end a text.
           **sampling: parameters of the warpers such as `temperature`, one value or one per row: see
             `SamplingArrays.make`.
 
         Raises:
-          ValueError: on something else than lists of token ids, and on an option that is out of range.
+          ValueError: for anything but lists of token ids, and for an option that is out of range.
 
         >>> Prompts.of([[5, 6, 7], [8]], max_new_tokens=4, eos=[2], temperature=[0.0, 1.0]).limit.tolist()
         [7, 5]
@@ -91,10 +93,10 @@ class Prompts(Pretty):
         return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends)
 
     def ends(self, width: int) -> jax.Array:
-        """The ids that end a text `[R, width]`, for a state with room for so many.
+        """The ids that end a text, `[R, width]`, for a state with room for that many.
 
         Raises:
-          ValueError: where there are more.
+          ValueError: if there are more.
         """
         if self.eos is None:
             return jnp.full((self.tokens.shape[0], width), -1, jnp.int32)
@@ -107,12 +109,12 @@ class Prompts(Pretty):
         return jnp.pad(self.eos, ((0, 0), (0, more)), constant_values=-1)
 
     def check(self) -> None:
-        """Checks shapes and the kind of keys, which a program that is traced has too.
+        """Checks shapes and key types; this works in a traced program too.
 
-        A single key would be broadcast, and all rows have the same noise.
+        A single key would be broadcast, and all rows would have the same noise.
 
         Raises:
-          ValueError: on another shape or kind.
+          ValueError: for a wrong shape or type.
         """
         if np.ndim(self.tokens) != 2:
             raise ValueError(f"tokens are of shape {np.shape(self.tokens)}: give [R, P], a row each")
@@ -158,8 +160,8 @@ def _check_keys(keys, count):
 
 
 def check_padding(tokens: np.ndarray, lengths: np.ndarray, short: np.ndarray) -> None:
-    """Checks that prompts are not padded on the left: that shorter ones do not all begin with so many times one id,
-    after which something else comes.
+    """Checks that prompts are not padded on the left: that shorter rows do not all begin with a run of one id that
+    fills their padding.
 
     Args:
       tokens: `[R, P]`.
@@ -167,7 +169,7 @@ def check_padding(tokens: np.ndarray, lengths: np.ndarray, short: np.ndarray) ->
       short: rows that are shorter than P.
 
     Raises:
-      ValueError: where they are.
+      ValueError: if they are.
     """
     if not short.size:
         return

@@ -1,4 +1,4 @@
-"""Sampling parameters, made of the table of warpers: options of one prompt, and columns of them for a batch of rows."""
+"""Sampling parameters, made from the table of warpers: the options of one prompt, and their columns for a batch of rows."""
 
 import dataclasses
 import functools
@@ -14,13 +14,13 @@ from specjax.warpers import WARPERS, Warper
 from specjax.warpers.lists import rounded
 
 LISTED = sorted(WARPERS, key=lambda each: (not each.usual, each.usual and each.of_logits))
-"""The warpers with the usual ones first, and temperature the first of all: the order of options."""
+"""The warpers, the usual ones first and temperature before all: the order of options."""
 
 FIELDS: dict[str, dataclasses.Field] = {field.name: field for each in LISTED for field in dataclasses.fields(each)}
 """Every parameter of every warper."""
 
 Form = tuple[tuple[str, tuple[int, ...]], ...]
-"""Which columns a batch has, by name, and how wide they are: `()` of numbers, some sizes of lists."""
+"""The columns of a batch by name, and their widths: `()` for numbers, some sizes for lists."""
 
 USUAL: Form = tuple((field.name, ()) for each in LISTED if each.usual for field in dataclasses.fields(each))
 """The columns that every batch has."""
@@ -39,24 +39,26 @@ SamplingOptions: Any = _options()
 
 
 def in_use(warper: Warper, options: Any) -> bool:
-    """Whether options, or anything that has their fields, turn a warper on; greedy ones only those of logits."""
+    """Whether options, or any object with their fields, turn a warper on; for greedy options, only a warper of logits
+    counts.
+    """
     if not warper.of_logits and not options.temperature:
         return False
     return any(is_set(name, getattr(options, name)) for name in warper.switches)
 
 
 def is_set(name: str, value: Any) -> bool:
-    """Whether a parameter is not at its default; a list that is empty by default: not empty."""
+    """Whether a parameter differs from its default; a list whose default is empty counts if it is not empty."""
     listed = "shape" in FIELDS[name].metadata and FIELDS[name].default is not None
     return bool(len(value)) if listed else value != FIELDS[name].default
 
 
 def worded(options: Any, tokenizer: Any) -> dict[str, Any]:
-    """The lists that options leave to a tokenizer (`specjax.warpers.lists.listing`), of the warpers that they turn on.
+    """The lists that options leave to a tokenizer (`specjax.warpers.lists.listing`), for the warpers that they turn on.
 
     Args:
       options: anything with the fields of `SamplingOptions`.
-      tokenizer: None: there are none.
+      tokenizer: if None, there are no lists.
     """
     used = [each for each in WARPERS if tokenizer is not None and in_use(each, options)]
     fields = [field for each in used for field in dataclasses.fields(each) if field.metadata.get("words")]
@@ -78,7 +80,7 @@ def form_of(options: Iterable[Any]) -> Form:
 
 
 def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:
-    """How wide a column is that holds these values; of lists at least 1."""
+    """The width of a column that holds these values; at least 1 for lists."""
     shape = field.metadata.get("shape")
     if shape is None:
         return ()
@@ -87,10 +89,10 @@ def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def read(field: dataclasses.Field, value: Any) -> Any:
-    """The canonical value of a parameter that is a list; of None where that is its default, the empty one.
+    """The canonical value of a list parameter; None stands for its default, the empty list.
 
     Raises:
-      ValueError: on anything else.
+      ValueError: for anything else.
     """
     value = () if value is None and field.default is None else value
     try:
@@ -103,7 +105,7 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
     """Checks a parameter of one prompt.
 
     Raises:
-      ValueError: naming it, and its range.
+      ValueError: it names the parameter and its range.
     """
     if "shape" in field.metadata:
         read(field, value)
@@ -127,26 +129,26 @@ def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """Options of each row for drawing its tokens. Names and meanings are those of `transformers`' generation options.
+    """The sampling options of each row. Names and meanings are those of `transformers`' generation options.
 
-    Rows differ, and changing their values never recompiles. Which columns there are is static: a warper without any is no part
-    of a program.
+    Rows may differ, and changing their values never recompiles. The set of columns is static: a program contains no
+    warper without columns.
 
     Attributes:
-      columns: by the parameter's name, `[B]` each, of lists `[B, ...]`; those of a warper come together.
+      columns: by the parameter's name, `[B]` each, or `[B, ...]` for lists; a warper's columns come together.
     """
 
     columns: dict[str, Any]
 
     @classmethod
     def make(cls, batch: int, temperature: Any = 0.0, **others: Any) -> "SamplingArrays":
-        """Checks and broadcasts scalars, or sequences of `batch` values; names and defaults are those of `SamplingOptions`.
+        """Checks and broadcasts scalars, or sequences of `batch` values. Names and defaults are those of `SamplingOptions`.
 
-        Of parameters that are lists themselves a sequence of `batch` lists. There are columns of the usual warpers, and of
-        those that a value is given for.
+        A parameter that is itself a list takes a sequence of `batch` lists. The result has columns for the usual
+        warpers, and for every warper with a given value.
 
         Raises:
-          ValueError: naming the option that is out of range, and its range.
+          ValueError: it names the option that is out of range, and its range.
         """
         check_keywords("SamplingArrays.make", others, ["batch", *FIELDS])
         given = {"temperature": temperature, **others}
@@ -166,16 +168,16 @@ class SamplingArrays:
 
     @classmethod
     def blank(cls, batch: int, form: Form = USUAL) -> "SamplingArrays":
-        """Rows that use nothing, with the columns of a form. Every array is a buffer of its own."""
+        """Rows that use no warper, with the columns of a form. Every array is a buffer of its own."""
         columns = {name: _filled(FIELDS[name], [FIELDS[name].default] * batch, widths) for name, widths in form}
         return cls(jax.tree.map(jnp.array, columns))
 
     @classmethod
     def of_rows(cls, rows: Sequence[Any], form: Form) -> "SamplingArrays":
-        """Those of options, one per row, with the columns of a form, on the host.
+        """The columns of a form, on the host, from one set of options per row.
 
         Raises:
-          ValueError: where an option is out of range, or needs a column that the form has not.
+          ValueError: if an option is out of range, or needs a column that the form lacks.
         """
         room = dict(form)
         for name, widths in form_of(rows):
@@ -184,7 +186,7 @@ class SamplingArrays:
         return cls({name: _filled(FIELDS[name], [getattr(row, name) for row in rows], widths) for name, widths in form})
 
     def replace(self, **columns: Any) -> "SamplingArrays":
-        """The same with other arrays in some columns."""
+        """The same rows, with other arrays in some columns."""
         return SamplingArrays({**self.columns, **columns})
 
     def __getitem__(self, name: str) -> Any:
@@ -197,12 +199,12 @@ class SamplingArrays:
 
     @property
     def form(self) -> Form:
-        """The columns that there are."""
+        """The names and widths of the columns."""
         there = [name for name in FIELDS if name in self.columns]
         return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
 
     def own(self, warper: Warper) -> Mapping[str, Any] | None:
-        """A warper's columns; None where there are none."""
+        """A warper's columns; None if it has none."""
         names = [field.name for field in dataclasses.fields(warper)]
         return {name: self.columns[name] for name in names} if names[0] in self.columns else None
 
@@ -219,7 +221,7 @@ def column(field: dataclasses.Field, value: Any) -> np.ndarray:
     """A value of `SamplingOptions`, or a sequence of them, in the 32 bits that it is computed with.
 
     Raises:
-      ValueError: where it is out of range, or traced.
+      ValueError: if it is out of range, or traced.
     """
     dtype, said = np.int32 if field.type is int else np.float32, f"{field.name} must be {field.metadata['valid']}"
     try:
@@ -229,7 +231,7 @@ def column(field: dataclasses.Field, value: Any) -> np.ndarray:
         array = array.astype(dtype)
     except jax.errors.TracerArrayConversionError as error:
         raise ValueError(
-            f"{field.name} is traced, so that its range cannot be checked: leave it out here, and put an array [B] in by "
+            f"{field.name} is traced, so its range cannot be checked: leave it out here, and set an array [B] with "
             f"SamplingArrays.replace({field.name}=...)"
         ) from error
     except (TypeError, ValueError) as error:

@@ -1,7 +1,8 @@
-"""JAX's own settings under which programs are traced here, whatever the caller's are: so one call gives one text.
+"""JAX's own settings for tracing programs here, whatever the caller's settings are, so that one call gives one text.
 
-What a caller may trace is `settled`: the methods of decoders and objectives, and the programs of this package. The operations
-that become an implementation when they are lowered are lowered under `own`. In a caller's `jax.jit` nothing else changes.
+`settled` wraps everything that a caller may trace: the methods of decoders and objectives, and this package's programs.
+Operations that choose their implementation at lowering are lowered under `own`. Nothing else in a caller's `jax.jit`
+changes.
 """
 
 import contextlib
@@ -16,12 +17,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NARROW = {"int64": jnp.int32, "uint64": jnp.uint32, "float64": jnp.float32, "complex128": jnp.complex64}
-"""What stands for types of 64 bits."""
+"""The replacements for 64-bit types."""
 
 
 @contextlib.contextmanager
 def own() -> Iterator[None]:
-    """Types of 32 bits, JAX's standard promotion, and threefry keys whose draws do not depend on how they are laid out."""
+    """32-bit types, JAX's standard promotion, and threefry keys whose draws do not depend on their layout."""
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
@@ -32,7 +33,7 @@ def own() -> Iterator[None]:
 
 
 def settled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function under `own` settings. Arrays of 64 bits, which a caller has under `jax_enable_x64`, come in with 32."""
+    """The function under `own` settings. Its 64-bit arguments, possible under `jax_enable_x64`, are converted to 32 bits."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,7 +47,7 @@ def settled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def settle(cls: type, names: frozenset[str]) -> None:
-    """Makes methods of these names, where a class has its own, `settled` ones."""
+    """Wraps methods with these names in `settled`, if the class defines them itself."""
     for name in names & vars(cls).keys():
         setattr(cls, name, settled(vars(cls)[name]))
 

@@ -39,13 +39,14 @@ PREFILL_WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 
 
 def prefill_width(prompt_length: int, parts: int = 1) -> int:
-    """The prefill chunk of a record: the first of `PREFILL_WIDTHS` that holds its prompt, or the last, by its own length alone.
+    """The prefill chunk of a record: the first of `PREFILL_WIDTHS` that holds its prompt, or the last.
 
-    Records of one width may be inserted together; their numbers do not depend on what else is in the batch.
+    It depends on the record's length alone, so its numbers do not depend on what else is in the batch. Records of one
+    width may be inserted together.
 
     Args:
       prompt_length: its tokens.
-      parts: in how many a mesh splits a chunk's tokens: each is as wide.
+      parts: into how many parts a mesh splits a chunk's tokens; each part has this width.
     """
     share = -(-(prompt_length - 1) // parts)
     return parts * next((width for width in PREFILL_WIDTHS if width >= share), PREFILL_WIDTHS[-1])
@@ -54,11 +55,11 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepInfo(Pretty):
-    """The record of one step; the next one needs nothing of it.
+    """The record of one step; the next step does not need it.
 
     Attributes:
       verdict: the accepted path, the step's tokens, and how many of them were committed.
-      tree: what was proposed, without `log_q`.
+      tree: the proposed tree, without `log_q`.
     """
 
     verdict: Verdict
@@ -67,9 +68,9 @@ class StepInfo(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Speculative(Decoder[DecodeState]):
-    """An autoregressive decoder. Static and hashable: pure functions `init` (or `empty`, `insert`) and `step`, see `Decoder`.
+    """An autoregressive decoder. Static and hashable: pure functions `init` (or `empty`, `insert`) and `step`; see `Decoder`.
 
-    `params` is `{"target": ..., "draft": ...}`, and `"verify"` where the verifier has any. Nothing here is jitted;
+    `params` is `{"target": ..., "draft": ...}`, and `"verify"` if the verifier has parameters. Nothing here is jitted;
     `specjax.decoder.run` and `stream` are.
 
     Attributes:
@@ -78,9 +79,11 @@ class Speculative(Decoder[DecodeState]):
       verifier: the acceptance rule.
       logprobs: whether to keep log-probabilities of the emitted text.
       mesh: the device mesh that params and state are laid out on, or None.
-      processors: the user's own warpers (`specjax.sampling.Processor`), after those of logits and before the temperature.
-      greedy: whether no row uses a warper, so that nothing is compiled for them; it is not looked at again.
-      whole: whether the target reads all nodes of every proposal: one program in place of one for each of the drafter's rungs.
+      processors: the user's own warpers (`specjax.sampling.Processor`), after the logit warpers and before the
+        temperature.
+      greedy: whether no row uses a warper. Then no warper is compiled, and the rows' options are not looked at again.
+      whole: whether the target reads all nodes of every proposal, with one program instead of one for each of the
+        drafter's rungs.
     """
 
     target: LM
@@ -97,13 +100,15 @@ class Speculative(Decoder[DecodeState]):
         return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.rungs) > 1)
 
     def with_rings(self) -> Self:
-        """This decoder for rows that go on only: layers of the target that have a window keep in the cache what a step sees of
-        the text, and not all of it, and a cache that forgets (`specjax.models.caches`) has what it needs.
+        """This decoder for rows that only move forward. The text is the same.
 
-        The text is the same. Where a caller sets a row's `length` back, the window is lost.
+        Layers of the target with a window keep only the part of the text that a step sees, instead of all of it. A
+        cache that forgets (`specjax.models.caches`) has what it needs.
+
+        A caller that sets a row's `length` back loses the window.
 
         Raises:
-          ValueError: where the target has no rings; with a drafter that goes back in a text and a cache that forgets.
+          ValueError: if the target has no rings; or if the drafter goes back in a text and the cache forgets.
         """
         target: Any = self.target
         if not has_rings(target):
@@ -123,10 +128,11 @@ class Speculative(Decoder[DecodeState]):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Static: how many nodes the target may read, ascending; it is compiled once for each.
+        """Static: how many nodes the target may read, ascending; one program is compiled for each.
 
-        The drafter's, on a CPU. An accelerator reads all weights however few the nodes, so there it is the fewest and all of
-        them, which compiles in half the time; but a drafter that weighs its rungs against each other keeps them.
+        On a CPU these are the drafter's rungs. An accelerator reads all weights however few the nodes, so there it is
+        the fewest and all of them, which compiles in half the time. A drafter that weighs its rungs against each other
+        keeps them all.
         """
         every = self.drafter.rungs
         if self.whole:
@@ -145,7 +151,7 @@ class Speculative(Decoder[DecodeState]):
         """The sharding of every parameter on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
 
         Raises:
-          ValueError: without a mesh.
+          ValueError: if there is no mesh.
         """
         if self.mesh is None:
             raise ValueError("this decoder has no mesh: make it with specjax.speculative(..., mesh=...)")
@@ -167,7 +173,7 @@ class Speculative(Decoder[DecodeState]):
 
     @property
     def slack(self) -> int:
-        """See `Decoder.slack`: a step writes D + 1 tokens before it cuts."""
+        """See `Decoder.slack`: a step writes D + 1 tokens before it drops the rest."""
         return self.drafter.depth + 1
 
     def empty(
@@ -193,7 +199,7 @@ class Speculative(Decoder[DecodeState]):
     def prefill(
         self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None
     ) -> DecodeState:
-        """See `Decoder.prefill`: all but each prompt's last token is read, after the prefix where there is one.
+        """See `Decoder.prefill`: reads all but each prompt's last token, after the prefix if there is one.
 
         Rows of one `prefill_width` belong together.
         """
@@ -210,7 +216,7 @@ class Speculative(Decoder[DecodeState]):
             finish=jnp.zeros((count,), jnp.int32),
             key=prompts.keys,
             prompt_length=lengths,
-            limit=jnp.clip(prompts.limit, lengths, capacity - self.slack),  # slice updates clamp silently beyond it
+            limit=jnp.clip(prompts.limit, lengths, capacity - self.slack),  # slice updates beyond it clamp without an error
             eos=prompts.ends(state.eos.shape[1]),
             sampling=prompts.sampling,
         )
@@ -219,13 +225,14 @@ class Speculative(Decoder[DecodeState]):
 
     @on_mesh
     def read_prefix(self, params: PyTree, state: DecodeState, tokens: Array) -> tuple[DecodeState, Prefix]:
-        """Reads a prefix of many prompts once, for `insert`.
+        """Reads a prefix that many prompts share once, for `insert`.
 
-        All but its last token are prefilled, as of a prompt: what a drafter makes of a token may depend on the next one.
+        All but its last token are prefilled, as for a prompt: what a drafter computes for a token may depend on the
+        next one.
 
         Args:
           params: the parameters.
-          state: of B rows, which stay as they are; what they share learns from the prefix.
+          state: the state of B rows, which stay as they are; the part that they share learns from the prefix.
           tokens: `[n]` int32, at most L.
 
         Returns:
@@ -244,12 +251,14 @@ class Speculative(Decoder[DecodeState]):
         return state, Prefix(row.tokens, row.cache, own, size)
 
     def _width(self, prompt_length, asked=None):
-        """Tokens a prefill chunk: as asked, or those of a record; no more than the target's cache takes (`LlamaLM.widest`)."""
+        """Tokens per prefill chunk: as asked, or the record's own; no more than the target's cache takes
+        (`LlamaLM.widest`).
+        """
         width = asked or prefill_width(prompt_length, parts(self.mesh, "tokens"))
         return min(width, getattr(self.target, "widest", None) or width)
 
     def _fresh(self, params, state, count, prefix: Prefix | None = None):
-        """`count` rows before their prefill, or after that of a prefix; what rows share is the state's."""
+        """`count` rows before their prefill, or after that of a prefix; the shared part comes from the state."""
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
         if prefix is not None:
@@ -258,7 +267,7 @@ class Speculative(Decoder[DecodeState]):
             copies = {name: jax.tree.map(repeat, getattr(fresh, name), getattr(prefix, name)) for name in own}
             fresh = self._constrain(dataclasses.replace(fresh, **copies))
         shared = lambda old, new, axes: new if axes[0] == "batch" else old
-        # what rows share learns from prompts too
+        # the shared part learns from prompts too
         draft = jax.tree.map(shared, state.draft, fresh.draft, self.axes(state).draft)
         return dataclasses.replace(fresh, draft=draft)
 
@@ -272,7 +281,7 @@ class Speculative(Decoder[DecodeState]):
             tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
             positions = jnp.broadcast_to(columns[None], tokens.shape)
             real = positions < state.length[:, None] - 1
-            # after its prompt a row writes garbage that its length hides, and never far behind
+            # after its prompt a row writes garbage, never far behind, which its length hides
             block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
             counts = real.sum(axis=1, dtype=jnp.int32)
@@ -302,12 +311,12 @@ class Speculative(Decoder[DecodeState]):
             output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):
             verdict = self.verifier.given(params.get("verify"))(output, proposal.tree, sampler)
-            output = output.first(proposal.slots)  # what the verifier alone had read has done its work
+            output = output.first(proposal.slots)  # the slots that only the verifier reads are no longer needed
         with jax.named_scope("accept"):
             return self._accept(params, state, proposal, output, verdict, sampler)
 
     def _begun(self, state: DecodeState) -> tuple[View, Sampler]:
-        """What a step reads of the state, and what decides its draws."""
+        """What a step reads from the state, and what determines its draws."""
         live = ~state.done
         view = View(
             state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
@@ -327,7 +336,7 @@ class Speculative(Decoder[DecodeState]):
         return view, sampler
 
     def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
-        """The target over the proposal, or over as many of its first nodes as the live rows need."""
+        """Runs the target over the proposal, or over as many of its first nodes as the live rows need."""
         wants = self.verifier.wants | self.drafter.wants | Wants(logits=self._keeps_logits(sampler.params))
         nodes = proposal.tree.nodes
         extra = self.verifier.extra(proposal.tree, sampler)
@@ -367,8 +376,8 @@ class Speculative(Decoder[DecodeState]):
         if logprobs is not None:
             logprobs = self._log_probs(logprobs, state.length, tree, output, verdict, emitted, sampler)
         carried = self._carried(state, tree, output, verdict, emitted, sampler)
-        # Where the path goes does not depend on the verdict. XLA is made to believe it does, so that it knows the write to
-        # come after every read of the cache, and updates the cache in place instead of copying it each step.
+        # The place of the path does not depend on the verdict. XLA is made to believe that it does: then it knows that the
+        # write comes after every read of the cache, and it updates the cache in place instead of copying it at each step.
         after = jnp.where(verdict.committed >= 0, state.length - 1, 0)
         with jax.named_scope("commit"):
             cache = self.target.commit(state.cache, output.delta, src, after, verdict.committed)
@@ -430,14 +439,14 @@ def speculative(
     mesh: jax.sharding.Mesh | None = None,
     processors: Sequence[Processor] = (),
 ) -> Speculative:
-    """A decoder from its parts; plain decoding without a drafter. `mesh` is one that `specjax.sharding.make_mesh` takes.
+    """A decoder from its parts; plain decoding without a drafter. `mesh` comes from `specjax.sharding.make_mesh`.
 
-    Layers of the target that have a window keep all of the text in the cache, so that rows may go back in it;
-    `Speculative.with_rings` is for rows that go on only.
+    Layers of the target with a window keep all of the text in the cache, so that rows may go back in it;
+    `Speculative.with_rings` is for rows that only move forward.
 
     Raises:
-      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes, or
-        processors that return no logits.
+      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; for a mesh with
+        other axes; or for processors that return no logits.
     """
     drafter = (drafter or NoDrafter()).bind(target)
     verifier = (verifier or Coupled()).bind(target)
@@ -446,21 +455,21 @@ def speculative(
 
 
 def has_rings(target: LM) -> bool:
-    """Whether `Speculative.with_rings` takes a target; one that reads another text beside its own keeps everything."""
+    """Whether `Speculative.with_rings` takes a target; a target that reads another text beside its own keeps everything."""
     return dataclasses.is_dataclass(target) and "ahead" in {field.name for field in dataclasses.fields(target)}
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:
-    """Static: whether the block held the tree's nodes and no extra slots."""
+    """Static: whether the block held exactly the tree's nodes, without extra slots."""
     return jax.tree.leaves(output.delta)[0].shape[1] == nodes
 
 
 def emitted_tokens(tokens: Array, verdict: Verdict) -> Array:
-    """A step's tokens `[B, D + 1]`: the accepted path below the root, then the target's own; -1 after that.
+    """A step's tokens `[B, D + 1]`: the accepted path below the root, then the target's own token; -1 after that.
 
     Args:
       tokens: `[B, N]`, the tree's.
-      verdict: of the step.
+      verdict: the step's.
     """
     steps = jnp.arange(verdict.path.shape[1])[None]
     below = jnp.roll(verdict.path, -1, axis=1)
@@ -489,7 +498,7 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
 
 
 def write(buffer: Array, values: Array, start: Array) -> Array:
-    """Writes `[B, M]` values into `[B, L]` rows from `start` `[B]` on, which is not negative."""
+    """Writes `[B, M]` values into `[B, L]` rows from `start` `[B]` on; `start` must not be negative."""
     update = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     ways = {} if values.shape[1] > SHORT else {"tpu": laid_over}
     return jax.lax.platform_dependent(buffer, values.astype(buffer.dtype), start, **ways, default=update)

@@ -1,7 +1,7 @@
-"""Checks before jax is imported: that the package is whole, that a command line has no unknown names, and that a CUDA
-plugin without a GPU keeps quiet.
+"""Checks before jax is imported: that the package is whole and the command line has no unknown names. Silences a CUDA
+plugin without a GPU.
 
-Imports nothing but the standard library, and what imports no more.
+Imports only the standard library, and modules that import no more than that.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _REMARKS = re.compile(rb"Could not find cuda drivers|All log messages before abs
 
 
 def check_links(folder: Path) -> None:
-    """Raises ImportError where a checkout of the package `folder` has other things in place of its symbolic links."""
+    """Raises ImportError if a checkout of the package `folder` has other things in place of its symbolic links."""
     for name in _LINKS:
         path = folder / name
         if path.is_file() or (path.is_symlink() and not path.exists()):
@@ -35,7 +35,7 @@ def check_links(folder: Path) -> None:
 
 
 def check_words(words: Sequence[str] | None) -> None:
-    """Ends the process with a line and the exit status 2 where a line of the `specjax` command names what there is not.
+    """Ends the process with one line and exit status 2 if a `specjax` command line has an unknown name.
 
     Args:
       words: from `command_line`.
@@ -46,7 +46,7 @@ def check_words(words: Sequence[str] | None) -> None:
 
 
 def command_line() -> list[str] | None:
-    """The words after `specjax` or `python -m specjax`, where this process is that and imports the package; else None."""
+    """The words after `specjax` or `python -m specjax` if this process runs that and imports the package; otherwise None."""
     program = sys.argv[:1]
     if program == ["-m"]:
         at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else -2
@@ -55,16 +55,18 @@ def command_line() -> list[str] | None:
 
 
 def spare_plugin() -> bool:
-    """Whether JAX's CUDA plugin is installed on a machine without an NVIDIA driver, to compile for machines that have one."""
+    """Whether JAX's CUDA plugin is installed on a machine without an NVIDIA driver, in order to compile for machines
+    with one.
+    """
     no_driver = not any(os.path.exists(path) for path in _DRIVERS)
     return no_driver and any(importlib.util.find_spec(name) is not None for name in _PLUGINS)
 
 
 @contextlib.contextmanager
 def without_remarks() -> Iterator[None]:
-    """Around the import of jax: where the plugin is a spare one, its native code's remarks about that are not shown.
+    """Around the import of jax: hides the native code's remarks about a plugin without a driver.
 
-    No setting of JAX reaches them. All else that is written to stderr meanwhile is shown at the end.
+    No setting of JAX controls them. Everything else that is written to stderr meanwhile is shown at the end.
     """
     try:
         shown = os.dup(2) if "jax" not in sys.modules and spare_plugin() else None
@@ -87,5 +89,5 @@ def without_remarks() -> Iterator[None]:
 
 
 def no_spare_plugin(record: logging.LogRecord) -> bool:
-    """A filter for JAX's log that leaves out its traceback about such a plugin."""
+    """A filter for JAX's log that drops its traceback about such a plugin."""
     return not ("xla_cuda" in record.getMessage() and spare_plugin())

@@ -32,7 +32,8 @@ class Stats:
 
     Attributes:
       steps: `[B]` int32, target passes.
-      accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens (diffusion: committed so many tokens).
+      accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens (diffusion: committed that many
+        tokens).
     """
 
     steps: Int[Array, " B"]
@@ -42,11 +43,12 @@ class Stats:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogProbs(Pretty):
-    """Log-probabilities of the emitted tokens, at their place in the text; meaningless elsewhere.
+    """Log-probabilities of the emitted tokens, at their place in the text; other places mean nothing.
 
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.
-      warped: `[B, L]` float32, under the distribution they were drawn from (greedy rows: after the repetition penalty).
+      warped: `[B, L]` float32, under the distribution that they were drawn from (greedy rows: after the repetition
+        penalty).
       certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the uniform distribution over the vocabulary
         from the model's own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
     """
@@ -87,16 +89,16 @@ class Rows(Pretty):
     def blank(
         cls, batch: int, capacity: int, commits: int, eos_width: int = 1, *, fill: int = 0, length: int = 0, **own: Any
     ) -> Self:
-        """A state of finished rows, to be filled by an insert. Every array is a buffer of its own, so that all can be donated.
+        """A state of finished rows, to be filled by an insert. Every array is a separate buffer, so that all can be donated.
 
         Args:
           batch: B.
           capacity: L.
           commits: the most tokens that a step counts as accepted, D.
           eos_width: K.
-          fill: what `tokens` hold.
-          length: of every row.
-          **own: the fields beside those of `Rows`.
+          fill: the value that `tokens` hold.
+          length: the length of every row.
+          **own: the fields beyond those of `Rows`.
         """
         zeros = lambda: jnp.zeros((batch,), jnp.int32)
         return cls(
@@ -117,21 +119,22 @@ class Rows(Pretty):
 
         Args:
           rows: `[R]` int32, where they go; B or more drops one (padding).
-          new: of R rows.
-          axes: logical axis names of every leaf: what does not lead with "batch" is shared by the rows, and `new`'s.
+          new: the state of R rows.
+          axes: logical axis names of every leaf. A leaf that does not lead with "batch" is shared by the rows and taken
+            from `new`.
         """
 
         def put(old, new, axes):
             return old.at[rows].set(new, mode="drop") if axes[:1] == ("batch",) else new
 
-        # keys by their data: with `jax_debug_key_reuse` an array of keys may be written to one place only
+        # keys are copied as data: under `jax_debug_key_reuse` an array of keys may be written to one place only
         old, new = (dataclasses.replace(own, key=jax.random.key_data(own.key)) for own in (self, new))
         placed = jax.tree.map(put, old, new, dataclasses.replace(axes, key=("batch", None)))
         return dataclasses.replace(placed, key=jax.random.wrap_key_data(placed.key, impl="threefry2x32"))
 
     @property
     def done(self) -> Bool[Array, " B"]:
-        """`[B]` bool."""
+        """`[B]` bool, whether each row has finished."""
         return self.finish != Finish.RUNNING
 
 
@@ -140,14 +143,14 @@ def finish_rows(
 ) -> Int[Array, " B"]:
     """The rows' new `finish` `[B]`, after a step of any decoder.
 
-    One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
-    step could not compute lies after what it committed: where that ends the text, a decoder that takes one token at a
-    time would never have come to it, so the reason does not depend on how many tokens each step brings.
+    The precedence is EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. A
+    failure lies after the tokens that the step committed. If the text ends with those, a decoder that takes one token
+    at a time would never have come to it. So the reason does not depend on how many tokens each step brings.
 
     Args:
-      state: before the step, with the limit that it leaves; finished rows stay as they are.
-      length: `[B]`, after it.
-      ended: `[B]` bool, rows of which the committed text ends with EOS.
+      state: before the step, with its limit; finished rows stay as they are.
+      length: `[B]`, after the step.
+      ended: `[B]` bool, rows whose committed text ends with EOS.
       failed: `[B]` bool, rows whose logits were not finite.
     """
     finish = jnp.where(failed, Finish.ERROR, Finish.RUNNING)
@@ -159,14 +162,15 @@ def finish_rows(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState(Rows):
-    """The rows of the autoregressive decoder: `tokens` are garbage from `length` on, and the last committed token is the root,
-    whose cache entry does not exist yet.
+    """The rows of the autoregressive decoder.
+
+    `tokens` are garbage from `length` on. The last committed token is the root; it has no cache entry yet.
 
     Attributes:
       cache: the target's cache; opaque.
       draft: the drafter's state; opaque.
-      logprobs: log-probabilities, or None where they were not asked for.
-      carried: `[B]` float32 by warper: the sums of those that carry one over the new tokens (`Warper.carries`).
+      logprobs: log-probabilities, or None if they were not asked for.
+      carried: `[B]` float32 by warper: the sums over the new tokens, for warpers that carry one (`Warper.carries`).
     """
 
     cache: PyTree
@@ -181,7 +185,7 @@ class Prefix(Pretty):
     """The common beginning of several prompts, computed once: one row, after all but the last of its tokens.
 
     Attributes:
-      tokens: `[1, L]` int32, the prefix and nothing meaningful after it.
+      tokens: `[1, L]` int32, the prefix; the rest means nothing.
       cache: the target's cache of one row.
       draft: the drafter's state of one row; scalars in place of what the rows of a state share.
       length: static, how many tokens.

@@ -1,7 +1,12 @@
-"""What the commands share of the terminal: how options are read, lines written, and ends turned into an exit status.
+"""What the commands share: reading options, writing lines, and turning the end of a run into an exit status.
 
-Exit status: 0, or 1 when a record failed, or 2 on bad input with one line on stderr, or 3 where another process of the same job
-died; 130 after Ctrl-C, 143 after SIGTERM (128 and the signal's number, as schedulers expect), 141 where nobody reads stdout.
+The exit status is one of these:
+
+- 0, or 1 if a record failed;
+- 2 for bad input, with one line on stderr;
+- 3 if another process of the same job died;
+- 130 after Ctrl-C and 143 after SIGTERM (128 plus the signal's number, as schedulers expect);
+- 141 if nobody reads stdout.
 """
 
 import argparse
@@ -30,7 +35,7 @@ Options = TypeVar("Options")
 
 
 class BadInput(Exception):
-    """What the user gave cannot be used: one line on stderr, exit status 2."""
+    """The user's input cannot be used: one line on stderr, exit status 2."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,7 +44,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def bad_input() -> Iterator[None]:
-    """Around work that only prepares: its ValueErrors and OSErrors are the user's input."""
+    """Around work that only prepares: its ValueErrors and OSErrors become errors of the user's input."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -51,8 +56,8 @@ class Help:
     """How the options of a command are shown.
 
     Attributes:
-      groups: by title the names of fields with spaces between them, in order. Those after a `|` are shown by `--help all`
-        alone. Names that the command does not have are skipped.
+      groups: by title, the names of fields in order, separated by spaces. Only `--help all` shows names after a `|`.
+        Names that the command does not have are skipped.
       examples: command lines.
     """
 
@@ -60,14 +65,14 @@ class Help:
     examples: tuple[str, ...]
 
     def placed(self) -> Iterator[tuple[str, list[str], list[str]]]:
-        """Each title with its usual names and with the others."""
+        """Each title with its usual names and its other names."""
         for title, names_of_group in self.groups.items():
             usual, _, others = names_of_group.partition("|")
             yield title, usual.split(), others.split()
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that say something, keeps lines that are indented, and has only what must be given in the usage."""
+    """Shows the defaults that matter, keeps indented lines, and limits the usage line to required options."""
 
     def _get_help_string(self, action):
         if action.default is None or action.default is False or action.default in ([], ()):
@@ -87,7 +92,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class _ShowHelp(argparse.Action):
-    """`--help` shows the usual options, and `--help all` every one."""
+    """`--help` shows the usual options, and `--help all` every option."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, whole: "Callable[[], Parser] | None" = None):
         super().__init__(option_strings, argparse.SUPPRESS, "?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -100,10 +105,10 @@ class _ShowHelp(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line; no abbreviated options.
+    """Reports a mistake in one line; accepts no abbreviated options.
 
     Args:
-      whole: makes the parser whose help `--help all` shows; None: this one's.
+      whole: makes the parser whose help `--help all` shows; None for this one.
     """
 
     def __init__(self, whole: "Callable[[], Parser] | None" = None, **kwargs: Any):
@@ -117,7 +122,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def left_out(self) -> list[str]:
-        """The flags that its help does not show."""
+        """The flags that the help does not show."""
         left = [action for action in self._actions if action.help == argparse.SUPPRESS]
         return [action.option_strings[0] for action in left if not isinstance(action, _ShowHelp)]
 
@@ -144,14 +149,15 @@ def add_fields(
     shown: Help | None = None,
     whole: bool = True,
 ) -> None:
-    """Adds an option, or where its metadata says so an argument, for every field of a dataclass of options.
+    """Adds an option for every field of a dataclass of options, or an argument if the field's metadata says so.
 
     Args:
-      parser: to add to.
-      cls: see `specjax.serve.options`. A field that is a tuple may be repeated; one whose metadata has `hidden` is no option.
-      words: put into the help texts, where they stand in braces.
-      shown: how they are grouped; None: not at all.
-      whole: whether the parser's help shows all of them, or the usual ones alone.
+      parser: the parser to add to.
+      cls: see `specjax.serve.options`. A field that is a tuple may be repeated; one whose metadata has `hidden` is no
+        option.
+      words: values for the names in braces in the help texts.
+      shown: how the options are grouped; None shows none.
+      whole: whether the parser's help shows all of them, or only the usual ones.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if not field.metadata.get("hidden")}
     for title, usual, others in shown.placed() if shown else ():
@@ -163,7 +169,7 @@ def add_fields(
 
 
 def _add_field(place: Any, field: dataclasses.Field, visible: bool, words: Mapping[str, str]) -> None:
-    """Adds a field to a parser or a group of one."""
+    """Adds a field to a parser or to one of its groups."""
     about = field.metadata
     text = functools.reduce(lambda text, word: text.replace(f"{{{word}}}", words[word]), words, about["help"])
     more: dict[str, Any] = {name: about[name] for name in ("metavar", "choices", "nargs") if name in about}
@@ -188,7 +194,9 @@ def _add_field(place: Any, field: dataclasses.Field, visible: bool, words: Mappi
 
 
 def from_args(cls: type[Options], args: argparse.Namespace) -> Options:
-    """What a parser with the fields of `cls` found; lists become tuples, and a hidden field that nobody set is its default."""
+    """The options `cls` from what the parser found; lists become tuples, and a hidden field that is not set has its
+    default.
+    """
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     fields = dataclasses.fields(cast(Any, cls))
     return cls(**{f.name: found[f.name] for f in fields if f.name in found or not f.metadata.get("hidden")})
@@ -202,14 +210,14 @@ def run_program(
     argv: Sequence[str] | None,
     **words: str,
 ) -> int:
-    """The whole of a program whose options are the fields of `cls`; returns the exit status.
+    """Runs a whole program whose options are the fields of `cls`; returns the exit status.
 
     Args:
-      prog: how it is called.
-      about: what it does.
+      prog: the name that the user calls.
+      about: what the program does.
       cls: its options.
-      command: does it.
-      argv: the command line; None: that of the process.
+      command: the function that runs it.
+      argv: the command line; None for the process's own.
       **words: see `add_fields`.
     """
 
@@ -222,23 +230,23 @@ def run_program(
 
 
 def write(text: str) -> None:
-    """Text on stdout, at once."""
+    """Writes text to stdout at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def note(message: str) -> None:
-    """One line on stderr."""
+    """Writes one line to stderr."""
     print(f"specjax: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def complain(message: str) -> None:
-    """One line on stderr about something that went wrong."""
+    """Writes one line to stderr about something that went wrong."""
     note(f"error: {message}")
 
 
 class _Notes(logging.Handler):
-    """Messages of the package as lines on stderr."""
+    """Writes the package's messages as lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
@@ -246,7 +254,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def talking(verbose: bool) -> Iterator[None]:
-    """Lets the package say on stderr, where `verbose`, what it loads and how it reads it; else warnings alone."""
+    """If `verbose`, the package reports on stderr what it loads and how it reads it; otherwise only warnings appear."""
     log, handler = logging.getLogger("specjax"), _Notes()
     before, others = log.level, log.handlers
     log.handlers = [handler]
@@ -259,7 +267,7 @@ def talking(verbose: bool) -> Iterator[None]:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Runs a command, and turns what ends it into an exit status."""
+    """Runs a command, and turns the way it ends into an exit status."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("jax._src.xla_bridge").addFilter(startup.no_spare_plugin)
@@ -278,7 +286,7 @@ def run_command(command: Callable[[], int]) -> int:
             stdout = sys.stdout.fileno()
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
         return 141
-    except OSError as error:  # a disk that filled up
+    except OSError as error:  # a full disk
         complain(str(error))
         return 1
     except Terminated:
@@ -291,7 +299,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, where nobody else handles it."""
+    """SIGTERM ends the command as Ctrl-C does, unless somebody else handles it."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -18,15 +18,16 @@ from specjax.pretty import Pretty
 Children = Literal["deterministic", "coupled", "iid", "without_replacement", "greedy"]
 """How a node's children come to be, in the order of the nodes:
 
-- deterministic: they are taken as they are, and have no `log_q`: looked up, the likeliest, or kept for what was drawn;
+- deterministic: they are taken as they are and have no `log_q`: looked up, the likeliest, or kept for what was drawn;
 - coupled: the best of `log q + g` with the position's own noise g, which are draws without replacement from q;
 - iid: draws from q, so two may be equal;
-- without_replacement: draws from q without those before them, with noise of their own. Whether there is one more may rest on
-  what was drawn before it, anywhere in the tree, and never on that draw itself;
-- greedy: the likeliest of q, but the last is a draw from q without the others, and `log_q` what that was drawn from.
+- without_replacement: draws from q without the earlier ones, each with separate noise. Whether there is one more may
+  depend on what was drawn before it, anywhere in the tree, but never on that draw itself;
+- greedy: the likeliest of q, except that the last is drawn from q without the others; `log_q` is the distribution of
+  that draw.
 """
 DRAWN: tuple[Children, ...] = ("coupled", "iid", "without_replacement", "greedy")
-"""Those that are drawn, and so have a `log_q`."""
+"""The kinds that are drawn, and so have a `log_q`."""
 
 
 class TreeFacts(Protocol):
@@ -64,7 +65,7 @@ class TreeFacts(Protocol):
 
 
 class OfTopology(abc.ABC):
-    """The base of drafters and expanders whose trees have one shape, known beforehand, as `TreeFacts`."""
+    """The base of drafters and expanders whose trees have one shape that is known beforehand, as `TreeFacts`."""
 
     @property
     @abc.abstractmethod
@@ -86,7 +87,7 @@ class OfTopology(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A tree shape known at trace time: everything about it is a constant of the program.
+    """A tree shape that is known at trace time, a constant of the program.
 
     Attributes:
       parents: parent of every node, root first (-1); a parent comes before its children.
@@ -98,7 +99,7 @@ class Topology:
 
     @classmethod
     def chain(cls, length: int) -> "Topology":
-        """The root and `length` nodes below it, one per level."""
+        """The root and a chain of `length` nodes below it."""
         return cls(tuple(range(-1, length)), (0,) * (length + 1))
 
     @classmethod
@@ -106,7 +107,7 @@ class Topology:
         """From rank paths, `((0,), (1,), (0, 0), ...)`: a node is the path of ranks that leads to it.
 
         Raises:
-          ValueError: if a path is no list of ranks, its parent is missing, or it is repeated.
+          ValueError: if a path is not a list of ranks, lacks its parent, or is repeated.
         """
         bad = [c for c in choices if len(c) == 0 or min(c) < 0]
         if bad:
@@ -123,10 +124,10 @@ class Topology:
 
     @classmethod
     def from_counts(cls, text: str) -> "Topology":
-        """From child counts level by level, `"3 | 2 1x2"`: `cxn` is count c for n nodes, a missing tail is zeros.
+        """From child counts level by level, `"3 | 2 1x2"`: `cxn` is count c for n nodes; missing counts at the end are zeros.
 
         Raises:
-          ValueError: if the text does not read so, or a level has more counts than nodes.
+          ValueError: if the text cannot be read so, or a level has more counts than nodes.
         """
         parents, ranks, level = [-1], [0], [0]
         for part in text.split("|"):
@@ -160,7 +161,7 @@ class Topology:
 
     @property
     def leaves_out_none(self) -> bool:
-        """Whether every node's children are its best candidates, in their order, and none better is left out."""
+        """Whether every node's children are its best candidates in order, with no better one left out."""
         following = [0] * len(self.parents)
         for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
             if rank != following[parent]:
@@ -169,14 +170,14 @@ class Topology:
         return True
 
     def ancestors(self) -> np.ndarray:
-        """`[N, N]` bool: whether column j is row i or above it."""
+        """`[N, N]` bool: whether column j is row i or an ancestor of it."""
         out = np.eye(len(self.parents), dtype=bool)
         for node, parent in enumerate(self.parents[1:], start=1):
             out[node] |= out[parent]
         return out
 
     def prefix(self, nodes: int) -> "Topology":
-        """Its first nodes; parents come first, so they are a tree."""
+        """The shape's first nodes; parents come first, so these form a tree."""
         return Topology(self.parents[:nodes], self.ranks[:nodes])
 
     def join(self, other: "Topology") -> "Topology":
@@ -196,12 +197,12 @@ class Tree(Pretty):
       parent: `[B, N]` int32, parent < child; -1 for the root. An invalid node may name any earlier node.
       depth: `[B, N]` int32.
       valid: `[B, N]` bool. A valid node's parent is valid.
-      log_q: `[B, N, V]` float32, only where the verifier asks for it and children are drawn: the distribution that node n's
-        children were drawn from, the first of them with all of its mass (greedy rows: one-hot), of `greedy` children the last.
-        It means nothing at nodes without valid children.
+      log_q: `[B, N, V]` float32, only if the verifier asks for it and children are drawn: the distribution from which
+        node n's children were drawn (greedy rows: one-hot). The first child is drawn from all of it; of `greedy`
+        children, the last is drawn from it. It means nothing at nodes without valid children.
       max_depth: static, no node is deeper.
-      children: static, how a node's children came to be.
-      topology: static, the shape where it does not depend on data.
+      children: static, how a node's children come to be.
+      topology: static, the shape, if it does not depend on data.
     """
 
     tokens: Int[Array, "B N"]
@@ -215,7 +216,7 @@ class Tree(Pretty):
 
     @classmethod
     def of(cls, topology: Topology, tokens: Int[Array, "B N"], valid: Bool[Array, "B N"], **fields: Any) -> "Tree":
-        """A tree of constant shape. `valid` `[B, N]` is closed here: a node under an invalid one becomes invalid."""
+        """A tree of constant shape. Every node under an invalid one is made invalid (`valid` is `[B, N]`)."""
         shape = tokens.shape
         closed = valid
         if len(topology.parents) > 1:
@@ -232,7 +233,7 @@ class Tree(Pretty):
         )
 
     def prefix(self, nodes: int) -> "Tree":
-        """Its first nodes, without `log_q`."""
+        """The tree of its first nodes, without `log_q`."""
         topology = None if self.topology is None else self.topology.prefix(nodes)
         return Tree(
             tokens=self.tokens[:, :nodes],
@@ -254,12 +255,12 @@ class Tree(Pretty):
         return self.topology is not None and self.topology.is_chain
 
     def ancestors(self) -> Bool[Array, "B N N"]:
-        """`[B, N, N]` bool (or `[1, N, N]` where constant): whether column j is row i or above it."""
+        """`[B, N, N]` bool (or `[1, N, N]` if constant): whether column j is row i or an ancestor of it."""
         if self.topology is not None:
             return jnp.asarray(self.topology.ancestors())[None]
         slots = jnp.arange(self.nodes)
         above = (slots[None, None] == self.parent[:, :, None]) | jnp.eye(self.nodes, dtype=bool)[None]
-        for _ in range(max(self.max_depth, 1).bit_length()):  # squaring doubles the reach
+        for _ in range(max(self.max_depth, 1).bit_length()):  # each squaring doubles the reach
             above = jnp.einsum("bij,bjk->bik", above, above, preferred_element_type=jnp.float32) > 0
         return above
 
@@ -272,7 +273,7 @@ class Tree(Pretty):
         return jnp.where(here.any(axis=-1), jnp.argmax(here, axis=-1), -1).astype(jnp.int32)
 
     def path_tokens(self) -> Int[Array, "B N D"]:
-        """Tokens above and at every node, `[B, N, D]` by depth 1..D, -1 where the node is not that deep."""
+        """Tokens from the root's children down to every node, `[B, N, D]` by depth 1..D; -1 below the node's own depth."""
         above = self.ancestors()
         levels = jnp.arange(1, self.max_depth + 1)[None, None, :, None]
         here = above[:, :, None, :] & (self.depth[:, None, None, :] == levels)
@@ -282,9 +283,11 @@ class Tree(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Extra(Pretty):
-    """Slots beside the tree (prompt, pseudo, pad or window slots, a copy of the draft): computed, never verified or committed.
+    """Slots beside the tree (prompt, pseudo, pad or window slots, or a copy of the draft): computed, never verified or
+    committed.
 
-    A tree node never sees an extra slot. Those of a drafter are observed by it, those of a verifier are its own.
+    A tree node never sees an extra slot. A drafter observes its own extra slots; the verifier's extra slots are only
+    for the verifier.
 
     Attributes:
       tokens: `[B, X]` int32.
@@ -300,7 +303,7 @@ class Extra(Pretty):
 
 
 def log_q_of(known: Mapping[int, Float[Array, "B V"]], nodes: int) -> Float[Array, "B N V"]:
-    """`Tree.log_q` `[B, N, V]` from the `[B, V]` of nodes with children; -inf at the others."""
+    """`Tree.log_q` `[B, N, V]` from one `[B, V]` for each node with children; -inf at the others."""
     nothing = jnp.full_like(next(iter(known.values())), -jnp.inf)
     return jnp.stack([known.get(node, nothing) for node in range(nodes)], axis=1)
 

@@ -103,7 +103,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "a.png"}}
         ([{"role": "user", "content": None}], "the content of message 1 must be text or a list of parts, not None"),
         (
             [said("user", "a"), said("assistant", "<think>b</think>c")],
-            "does not write it so that it can go on",
+            "does not write the last message in a way that can be continued",
         ),
     ),
 )
@@ -113,7 +113,7 @@ def test_content_that_no_template_is_given(messages, error):
     tokenizer = Templated(forgets)
     with pytest.raises(ValueError, match=error):
         encode_text(tokenizer, messages, "it")
-    if "go on" not in error:
+    if "continued" not in error:
         with pytest.raises(ValueError, match=error):
             checked(tokenizer, messages, "it")
 
@@ -143,12 +143,12 @@ def test_every_reader_of_messages_reads_parts(tmp_path, monkeypatch):
     assert read[0] == read[1]
     bad = [{"role": "user", "content": [IMAGE]}]
     (failed,) = jsonl.to_requests([jsonl.from_object(1, {"messages": bad})], engine, {})
-    assert "part 1 of message 1 is 'image_url', and of tiny text alone is read" in failed.error
+    assert "part 1 of message 1 is 'image_url', and tiny reads text alone" in failed.error
     file.write_text(
         json.dumps({"messages": [*bad, said("assistant", "yes")]}) + "\n" + json.dumps({"text": "a b"}) + "\n"
     )
     assert "part 1 of message 1 is 'image_url'" in read_rows([file], model, 16).skipped[0]
-    with pytest.raises(ValueError, match="a question follows the last message, which is the assistant's"):
+    with pytest.raises(ValueError, match="the last message is the assistant's, and a question follows it"):
         SelfAgreement(samples=1)(model, [whole])
     asked = SelfAgreement(samples=1).question(parts[:1], [""])
     assert asked[0]["content"].startswith("Say yes.") and "type" not in asked[0]["content"]

@@ -210,11 +210,11 @@ def test_prompts_of_torch_and_transformers(model):
         (np.ones((2, 3, 4), int), r"one prompt \[N\] or several \[R, N\], N at least 1: this one is \[2, 3, 4\]"),
         (np.zeros(0, int), r"N at least 1: this one is \[0\]"),
         (jnp.asarray(5), r"N at least 1: this one is \[\]"),
-        ({"input_ids": [[1]], "pixel_values": [[0.5]]}, "a prompt with input_ids has no 'pixel_values'"),
+        ({"input_ids": [[1]], "pixel_values": [[0.5]]}, "a prompt with input_ids cannot have 'pixel_values'"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "attention_mask has another shape than input_ids"),
         ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "must be 1 over each prompt and 0 before or after"),
         ([np.ones((2, 3), int), [1]], "this is one prompt, and an array of 2 rows was given"),
-        ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "says max_new_tokens otherwise"),
+        ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "sets max_new_tokens differently"),
         ({"prompt": None, "messages": None}, "has one of prompt and messages"),
     ),
 )

@@ -84,6 +84,6 @@ def test_what_reads_tokens_alone_is_refused():
         lambda: soft_thinking(Table()),
         lambda: SuperposedSearch(Table(), Superposed()),
     ):
-        with pytest.raises(ValueError, match="Table reads tokens alone, .* set `reads_mixtures`"):
+        with pytest.raises(ValueError, match="Table reads tokens only, .* set `reads_mixtures`"):
             made()
     assert not Contrastive(TARGET, dataclasses.replace(Table(), vocab_size=96)).reads_mixtures

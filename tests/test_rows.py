@@ -364,5 +364,7 @@ def test_a_row_may_fill_its_buffer(name):
 def test_a_prefix_where_none_is_read():
     decoder = KINDS["diffusion"]
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), weights("diffusion"))
-    with pytest.raises(ValueError, match="a DiffusionDecoder reads no prefix for many prompts: leave it out"):
+    with pytest.raises(
+        ValueError, match="a DiffusionDecoder cannot share a prefix among prompts: leave the prefix out"
+    ):
         decoder.insert({}, state, np.arange(2), ROWS, prefix=object())

@@ -165,7 +165,7 @@ class OldCache(Pretty):
         if ahead is None:
             raise ValueError(
                 f"the cache {type(policy).__name__} forgets, and this way of decoding goes back in a text or keeps several: "
-                "leave the cache out, or decode with specjax.speculative(...).with_rings(), for rows that go on only"
+                "leave the cache out, or decode with specjax.speculative(...).with_rings(), whose rows never go back"
             )
         owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
         slots = policy.recent + policy.chunk + ahead

@@ -78,7 +78,8 @@ class GEAR(Old):
         kind = config.attention(layer)
         if kind.head_dim * self.bits % 8:
             raise ValueError(
-                f"gear packs {self.bits} bits in bytes, and {kind.head_dim} numbers of a head fill no whole ones"
+                f"gear packs {self.bits} bits into bytes, and a head's {kind.head_dim} numbers do not fill whole bytes: "
+                "choose more bits"
             )
         chunk = jax.ShapeDtypeStruct((batch, kind.num_key_value_heads, self.chunk, kind.head_dim), dtype)
         shapes = jax.eval_shape(lambda x: (self.packed(x, 2), self.packed(x, 3)), chunk)

@@ -40,7 +40,9 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
     fields = {name: get(name) for name in names}
     share = hf_rope.share(fields)
     if share != 1 and not partial:
-        raise ModelError(f"config.json has partial_rotary_factor {shown(share)}; only whole heads are rotated")
+        raise ModelError(
+            f"config.json has partial_rotary_factor {shown(share)}; only ropes over whole heads are supported"
+        )
     theta, scaling = hf_rope.from_hf(fields, get("max_position_embeddings"), int(long * share) // 2)
     return RopeConfig(theta, scaling, share)
 

@@ -46,7 +46,7 @@ def _read_4(get: Fields, plain: ModelConfig) -> ModelConfig:
     if others or len(types) != get("num_hidden_layers"):
         what = f"{', '.join(others)} layers" if others else f"{len(types)} layers"
         raise ModelError(
-            f"config.json: layer_types has {what}; GraniteMoeHybridForCausalLM is read where all {get('num_hidden_layers')} "
+            f"config.json: layer_types has {what}; GraniteMoeHybridForCausalLM is read if all {get('num_hidden_layers')} "
             "are attention: state space layers (Mamba) are not supported"
         )
     if get("num_local_experts"):

@@ -89,8 +89,8 @@ def check(given: dict[str, Any], config: ModelConfig, read: Collection[str], fam
         alike = value in _ALLOWED[name] if name in _ALLOWED else value is None or _alike(value, usual)
         if not alike:
             raise ModelError(
-                f"config.json: {name} {shown(value)} is not supported; {family} has {shown(usual)}: the file says more than "
-                "that architecture computes, and is of another model"
+                f"config.json: {name} {shown(value)} is not supported; {family} has {shown(usual)}: the file describes more "
+                "than that architecture computes, so it belongs to another model"
             )
 
 

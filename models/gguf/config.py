@@ -22,9 +22,7 @@ def config(header: Header) -> dict[str, Any]:
     own = _ARCHITECTURES.get(header.architecture)
     if own is None:
         known = ", ".join(_ARCHITECTURES)
-        raise ModelError(
-            f"{header.file} has the architecture {shown(header.architecture)}; of GGUF files are read {known}"
-        )
+        raise ModelError(f"{header.file} has the architecture {shown(header.architecture)}; supported are {known}")
     fields = Fields(header)
     _check_known(fields)
     shared = _shared(fields)
@@ -90,7 +88,7 @@ def _check_known(fields: Fields) -> None:
         off = value == 0 and not isinstance(value, bool)
         if name == key or name in read or off or (name in _IDLE and (not _IDLE[name] or value in _IDLE[name])):
             continue
-        raise ModelError(f"{fields.header.file}: {key} is {shown(value)}, which is not read: texts might be others")
+        raise ModelError(f"{fields.header.file}: {key} is {shown(value)}, which is not read: texts might differ")
 
 
 def _named(architecture: str, kind: str) -> dict[str, Any]:
@@ -221,7 +219,7 @@ def _smollm3(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
 
 def _glm4moe(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
     if fields.get("expert_gating_func", 2) not in (0, 2):
-        raise ModelError(f"{fields.header.file}: experts are not chosen by sigmoids, which GLM-4.5 has")
+        raise ModelError(f"{fields.header.file}: experts are not chosen by sigmoids, as they are in GLM-4.5")
     extra = fields.get("nextn_predict_layers", 0)
     layers = shared["num_hidden_layers"] - extra
     return _named("Glm4MoeForCausalLM", "glm4_moe") | {

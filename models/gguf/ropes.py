@@ -104,7 +104,7 @@ def llama3(divisors: np.ndarray, rotated: int, theta: float, header: Header) -> 
                 "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }  # fmt: skip
-    raise ModelError(f"{header.file}: the frequencies of rope_freqs.weight are those of no rope that is read")
+    raise ModelError(f"{header.file}: the frequencies of rope_freqs.weight match no supported rope")
 
 
 def _divisors(turns: np.ndarray, factor: float, low: float, high: float, original: int) -> np.ndarray:

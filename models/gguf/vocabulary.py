@@ -66,7 +66,7 @@ def _backend(header: Header) -> Tokenizer:
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if model not in makers:
         raise ModelError(
-            f"{header.file}: the tokenizer is of the kind {shown(model)}; of GGUF files are read {', '.join(makers)}"
+            f"{header.file}: the tokenizer is of the kind {shown(model)}; supported are {', '.join(makers)}"
         )
     tokens, kinds = _tokens(header)
     if not tokens:
@@ -103,7 +103,7 @@ def _byte_level(header: Header, tokens: list[str], kinds: list[int]) -> tuple[To
     name = header.metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise ModelError(
-            f"{header.file}: how its tokenizer cuts words (tokenizer.ggml.pre) is called {shown(name)}, which is not known; "
+            f"{header.file}: tokenizer.ggml.pre, how its tokenizer cuts words, is the unknown {shown(name)}; "
             f"known are {', '.join(SPLITS)}"
         )
     if name == "default":

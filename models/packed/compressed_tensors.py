@@ -176,7 +176,7 @@ def _chosen(module: str, schemes: list[Scheme]) -> Scheme:
             if any(map(way, scheme.targets)):
                 return scheme
     named = sorted({name for scheme in schemes for name in scheme.targets})
-    raise ModelError(f"{module} is packed, but none of the targets of config_groups is it: {shown(named)}")
+    raise ModelError(f"{module} is packed, but no target of config_groups names it: {shown(named)}")
 
 
 def _unpacked(module: str, parts: Parts, scheme: Scheme) -> Parts:

@@ -50,7 +50,7 @@ def read(config: dict[str, Any]) -> Unpack:
             return parts
         names = next((names for pattern, names in patterns if pattern.fullmatch(module)), None)
         if names is None:
-            raise ModelError(f"{module} is packed, but no pattern of dfloat11_config is its name")
+            raise ModelError(f"{module} is packed, but no pattern of dfloat11_config matches its name")
         stream = _Stream.of(module, parts)
         ends = [*_ends(module, parts, len(names) or 1), stream.count]
         rest = {name: tensor for name, tensor in parts.items() if name not in (*_PARTS, "split_positions")}

@@ -1,4 +1,4 @@
-"""Methods with a model, a head or a store of their own, which are loaded when the target is known."""
+"""Methods with a separate model, head or store, which is loaded once the target is known."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,21 +16,21 @@ from specjax.draft.padded import PaddedLM
 from specjax.models import DEFAULT_MODEL
 
 LONGEST = 8
-"""Tokens of a chain that ends by a rule, at most."""
+"""The most tokens of a chain that ends by a rule."""
 _TARGET = "TARGET"
-"""Stands for that name in what is loaded where a line names nothing."""
+"""Stands for the target's name in the default of what is loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A drafter, a verifier or an unmask policy that something has to be loaded for.
+    """A drafter, a verifier or an unmask policy for which something must be loaded.
 
     Attributes:
       kind: its class.
       asked: folder, shipped name or hub id of what is loaded; see `beside` and `found`.
       fields: as they were set.
-      published: the fields where what is loaded was published, whose defaults are the paper's; None: as they were set.
-      before: of an unmask policy: those that stand before it, the first one foremost.
+      published: the fields for a published companion, whose defaults are the paper's; None: as they were set.
+      before: for an unmask policy, those that stand before it, the first one foremost.
     """
 
     kind: type
@@ -41,14 +41,14 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """What its folder calls it: the first of its class's names."""
+        """Its folder's name for it: the first of its class's names."""
         return abouts(self.kind)[0].name
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Any, Any]:
         """The method, bound to its target, and its parameters.
 
         Raises:
-          ValueError: where they cannot be loaded, or belong to another target.
+          ValueError: if they cannot be loaded, or belong to another target.
         """
         method, params = self.loader.load(self, target, mesh)
         return stacked(self.before, method), params
@@ -59,13 +59,13 @@ class Stored:
         return LOADERS[abouts(self.kind)[0].loads]
 
     def found(self, target: Any = None) -> str:
-        """What is loaded: what was asked for, or what is shipped beside the target where a line named nothing.
+        """What is loaded: what the line asked for, or what is shipped with the target if it named nothing.
 
         Args:
-          target: what `specjax.models.load` or `abstract` returned; None is `DEFAULT_MODEL`.
+          target: from `specjax.models.load` or `abstract`; None is `DEFAULT_MODEL`.
 
         Raises:
-          ValueError: where a line named nothing, and no such thing is shipped.
+          ValueError: if a line named nothing, and nothing suitable is shipped.
         """
         from specjax import models
         from specjax.draft.heads.folder import shipped_heads
@@ -85,9 +85,9 @@ class Ruled:
     """A drafter whose chains end by a rule.
 
     Attributes:
-      drafter: the line without the rule, whose own tree counts for nothing.
-      rule: when a chain ends; perhaps with a head that has to be loaded.
-      length: the longest chain; 0: `LONGEST`, or what a drafter of blocks has in one.
+      drafter: the line without the rule; its own tree is not used.
+      rule: when a chain ends; its head may have to be loaded.
+      length: the longest chain; 0 for `LONGEST`, or for the block of a drafter of blocks.
     """
 
     drafter: "Drafter | Stored"
@@ -105,7 +105,7 @@ class Ruled:
 
 
 def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
-    """A rule with a head over the features of a draft model, which is what it is loaded for."""
+    """A rule with a head over the features of a draft model, for which it is loaded."""
     if not isinstance(drafter, ModelDrafter):
         raise ValueError(
             f"the rule {rule.name} reads the features of a draft model, and {type(drafter).__name__} has none"
@@ -114,12 +114,12 @@ def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -
 
 
 def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:
-    """A drafter and its parameters, loaded where it has any; see `Stored.load`."""
+    """A drafter and its parameters, loaded if it has any; see `Stored.load`."""
     return (drafter, None) if isinstance(drafter, Drafter) else drafter.load(target, mesh)
 
 
 def stacked(before: Sequence[Wrapper], policy: Any) -> Any:
-    """An unmask policy with others before it, the first one foremost."""
+    """An unmask policy after others, the first one foremost."""
     for wrapper in reversed(before):
         policy = dataclasses.replace(wrapper, inner=policy)
     return policy
@@ -131,7 +131,7 @@ def of_several_passes(policy: "Unmask | Stored") -> bool:
 
 
 def shipped_name(target: Any) -> str:
-    """The name that a model is shipped under, whatever a folder of one's own is called; empty for one that is not."""
+    """The name under which a model is shipped, whatever the name of a user's folder; empty if it is not shipped."""
     from specjax import models
 
     folder = target.path and target.path.resolve()
@@ -139,11 +139,11 @@ def shipped_name(target: Any) -> str:
 
 
 def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
-    """What is loaded, where a line named nothing that which would be shipped beside the target.
+    """What is loaded; a line that named nothing gets what would be shipped with the target.
 
     Args:
       asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
-      target: its `shipped_name`; for one that is not shipped, `DEFAULT_MODEL` is what others are shipped beside.
+      target: its `shipped_name`; for one that is not shipped, the companions are those of `DEFAULT_MODEL`.
     """
     from specjax import models
 
@@ -155,14 +155,14 @@ def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
 
 
 def companion(name: str, target: Any, mesh: Any) -> Any:
-    """Another model, loaded as the target was: without weights where that has none."""
+    """Another model, loaded as the target was: without weights if the target has none."""
     from specjax import models
 
     return (models.abstract if target.abstract else models.load)(name, dtype=target.dtype, mesh=mesh)
 
 
 def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "draft model") -> None:
-    """Raises ValueError where two tokenizers differ in a token; that of id `besides` may. `what` is the other model's part."""
+    """Raises ValueError if two tokenizers differ in a token other than id `besides`. `what` is the other model's part."""
     if target.tokenizer is None or other.tokenizer is None:
         return
     theirs, ours = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (other, target))
@@ -174,11 +174,10 @@ def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "dr
 
 
 def padded(draft: Any, target: Any) -> Any:
-    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows after them that no token
-    has.
+    """The draft's LM for a target whose tables have other padding: the same tokens, then rows without tokens.
 
     Raises:
-      ValueError: where the tables differ by more than padding, as far as the tokenizers tell.
+      ValueError: if the tables differ by more than padding, as far as the tokenizers tell.
     """
     sizes = draft.lm.vocab_size, target.lm.vocab_size
     if sizes[0] == sizes[1] or draft.tokenizer is None or target.tokenizer is None:
@@ -213,7 +212,7 @@ def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
         raise ValueError(f"{stored.name} drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
     how = draft.masked
     if how.block:
-        raise ValueError(f"{stored.name} reads the whole text, and the blocks of {draft.name!r} do not see later ones")
+        raise ValueError(f"{stored.name} reads the whole text, but a block of {draft.name!r} does not see later blocks")
     drafter = stored.kind(draft.lm, how.mask_id, shift=how.shift, **stored.fields).bind(target.lm)
     check_vocabulary(draft, target, besides=how.mask_id)
     return drafter, draft.params
@@ -240,11 +239,13 @@ def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def asked_of(stored: Stored, target: Any) -> str:
-    """Folder, shipped name or hub id of a head: where none is named of one that lies in a target's folder, that folder; but of
-    a shipped target the head that is shipped beside it.
+    """Folder, shipped name or hub id of a head.
+
+    If none is named for a head that lies in a target's folder, it is that folder; for a shipped target it is the head
+    shipped with it.
 
     Raises:
-      ValueError: where the target has no folder, or none is named of a head that is not shipped beside it.
+      ValueError: if the target has no folder, or none is named for a head that is not shipped with it.
     """
     from specjax.draft.heads.folder import shipped_heads
 
@@ -294,7 +295,7 @@ def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _bare_filter(stored: Stored, file: Path, mesh: Any) -> tuple[Any, Any]:
-    """A filter that says neither its target nor its policy's fields."""
+    """A filter that names neither its target nor its policy's fields."""
     params = read_filter(file)
     width, hidden = params["first"]["kernel"].shape
     policy = stored.kind(**{"block_length": width, "hidden": hidden, **stored.fields})
@@ -317,9 +318,9 @@ class Loader:
 
     Attributes:
       load: from what is stored, the target and a mesh to the method and its parameters; see `Stored.load`.
-      default: what is loaded where a line names nothing; `{name}` is the method's (see `Stored.name`).
+      default: what is loaded if a line names nothing; `{name}` is the method's (see `Stored.name`).
       option: the field of a line that names it.
-      what: what it loads, and how one comes by it, where that may be shipped beside a target; `{name}` is the method's.
+      what: what it loads, and how to get it, if that may be shipped with a target; `{name}` is the method's.
       how: see `what`.
     """
 
@@ -350,4 +351,4 @@ LOADERS: dict[str, Loader] = {
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }
-"""By what `About.loads` says."""
+"""By the values of `About.loads`."""

@@ -1,4 +1,4 @@
-"""A trained head by itself: what its folder says, the drafter that a line with it builds, and the head written anew."""
+"""A trained head by itself: its folder's contents, the drafter that a line with it builds, and writing the head anew."""
 
 import os
 from pathlib import Path
@@ -18,17 +18,17 @@ _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def named_head(line: str, target: Any) -> tuple[str, Head]:
-    """The head that a drafter's line names, loaded as `--drafter` loads it; the target may be one without weights.
+    """The head that a drafter's line names, loaded as `--drafter` loads it; the target may be without weights.
 
     Args:
       line: such as `eagle3:model=FOLDER`.
-      target: what `specjax.models.load` or `abstract` returned.
+      target: from `specjax.models.load` or `abstract`.
 
     Returns:
       The drafter's name, and the head.
 
     Raises:
-      ValueError: on a line of another kind of drafter, and where the head cannot be loaded for this target.
+      ValueError: for a line of another kind of drafter, or if the head cannot be loaded for this target.
     """
     stored = parse("drafter", DRAFTERS, line)
     if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads not in ("head", "own_head"):
@@ -42,7 +42,7 @@ def head_line(asked: str) -> str:
     """The drafter's line for a head: itself, or `NAME:model=FOLDER` for a folder, a shipped name or a hub id.
 
     Raises:
-      ValueError: where there is no such head, or it does not say for which drafter it is.
+      ValueError: if there is no such head, or it does not say for which drafter it is.
     """
     if _name(asked) in DRAFTERS and not Path(asked).exists():
         return asked
@@ -59,13 +59,13 @@ def _folder(asked: str) -> Path:
 
 
 def target_of(asked: str) -> str | None:
-    """What a head's folder calls its target; None where it does not say it as `specjax.models.load` could find it.
+    """The target's name in a head's folder; None if `specjax.models.load` could not find it by that.
 
     Args:
       asked: see `head_line`.
 
     Raises:
-      ValueError: where there is no such head.
+      ValueError: if there is no such head.
     """
     line = head_line(asked)
     stored = parse("drafter", DRAFTERS, line)
@@ -74,25 +74,25 @@ def target_of(asked: str) -> str | None:
 
 
 def check_format(asked: str, layout: str) -> None:
-    """Raises ValueError where there is no such head, or the format is unknown or has no place for it; see `write`."""
+    """Raises ValueError if there is no such head, or the format is unknown or cannot hold it; see `write`."""
     published.writer(layout, _name(head_line(asked)))
 
 
 def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, dtype: Any = None) -> tuple[str, ...]:
-    """Writes a head in a published format, one of those that its drafter's layout has (`specjax.draft.heads.layout`).
+    """Writes a head in a published format, one of those in its drafter's layout (`specjax.draft.heads.layout`).
 
     Args:
       asked: see `head_line`.
-      folder: created where needed.
+      folder: created if needed.
       layout: the format.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       dtype: the type to write; None is the target's.
 
     Returns:
-      What other engines may not do with it, a sentence each.
+      What other engines may not do with it, one sentence each.
 
     Raises:
-      ValueError: where the head cannot be loaded for this target, or the format has no place for it.
+      ValueError: if the head cannot be loaded for this target, or the format cannot hold it.
     """
     line = head_line(asked)
     written = published.writer(layout, _name(line))
@@ -103,7 +103,7 @@ def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, 
 def record(name: str, head: Head) -> dict[str, Any]:
     """What was read, as JSON: the drafter, the file's format, the target's layers whose outputs it reads, and its vocabulary.
 
-    Taps are the drafter's own. The final hidden state, which most heads read, is none of them.
+    Taps are the drafter's own. They do not include the final hidden state, which most heads read.
 
     Args:
       name: the drafter's.

@@ -1,13 +1,15 @@
-"""The grammar of a line of text that chooses methods; it knows none of them.
+"""The grammar of a line of text that chooses methods; it does not know the methods.
 
-`NAME:FIELD=VALUE,...` is a method and its settings, `a+b` several in a row. The fields of a part (a drafter's expander, its
-rule) stand flat among the method's own. In a comma list of lines, an item with a `=` and no name in front belongs to the line
-before it. `OPTION=VALUE;OPTION=VALUE` sets options of a command, whose values may be such lines.
+`NAME:FIELD=VALUE,...` is a method and its settings, `a+b` several in a row. The fields of a part (a drafter's expander,
+its rule) stand among the method's own. In a comma list of lines, an item with a `=` and no name in front belongs to the
+line before it. `OPTION=VALUE;OPTION=VALUE` sets options of a command, whose values may be such lines.
 
-A value in quotes, `FIELD="VALUE"` or `FIELD='VALUE'`, is taken as it stands between them. So is a line of its own in
-parentheses, `FIELD=(NAME:FIELD=VALUE,...)`, and the path of a file or folder that exists, without quotes: of several such paths
-the longest. A JSON object says the same as a line: `{"name": NAME, FIELD: VALUE, ...}`, where a value may be such an object,
-and a list of objects is `a+b`.
+A value in quotes, `FIELD="VALUE"` or `FIELD='VALUE'`, is taken literally. A line in parentheses,
+`FIELD=(NAME:FIELD=VALUE,...)`, is also taken as a whole, and so is the path of an existing file or folder without
+quotes; of several such paths the longest counts.
+
+A JSON object is equivalent to a line: `{"name": NAME, FIELD: VALUE, ...}`, where a value may be such an object; a list
+of objects is `a+b`.
 """
 
 import dataclasses
@@ -20,7 +22,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A method and what was set.
+    """A method and its settings.
 
     Attributes:
       name: of the method.
@@ -44,7 +46,7 @@ def read_line(text: str, kind: str = "line") -> Line:
     {'verifier': 'typical:epsilon=0.3,delta=0.1', 'taps': '1 2'}
 
     Raises:
-      ValueError: where a field has no value, or a quote or parenthesis no end.
+      ValueError: if a field has no value, or a quote or parenthesis is not closed.
     """
     name, items = _items(text)
     for item in items:
@@ -63,13 +65,13 @@ def extended(text: str, settings: str) -> str:
 
 
 def spelt(value: Any) -> str:
-    """A field's value as a line has it, in quotes where it would end early without them.
+    """A field's value as written in a line, in quotes if it would end early without them.
 
     >>> spelt((1, 15, 28)), spelt(True), spelt("runs/a+b")
     ('1 15 28', 'true', '"runs/a+b"')
 
     Raises:
-      ValueError: on a text that needs quotes and has both kinds.
+      ValueError: for a text that needs quotes and contains both kinds.
     """
     text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     text = text.lower() if isinstance(value, bool) else text
@@ -82,7 +84,7 @@ def spelt(value: Any) -> str:
 
 
 def of_json(text: str) -> str:
-    """The line that says what a JSON object or a list of them says; other text as it is.
+    """The line that is equivalent to a JSON object or a list of them; other text unchanged.
 
     >>> of_json('{"name": "draft", "model": "runs/a+b", "verifier": {"name": "typical", "epsilon": 0.3}}')
     'draft:model="runs/a+b",verifier=(typical:epsilon=0.3)'
@@ -90,7 +92,7 @@ def of_json(text: str) -> str:
     'credit+threshold'
 
     Raises:
-      ValueError: on what is no such object.
+      ValueError: for JSON that is not such an object.
     """
     if text.lstrip()[:1] not in ("{", "["):
         return text
@@ -102,7 +104,7 @@ def of_json(text: str) -> str:
 
 
 def line_of(content: Any) -> str:
-    """The line of an object of JSON, or of a list of them; see `of_json`."""
+    """The line for a JSON object, or for a list of them; see `of_json`."""
     if isinstance(content, list) and content:
         return "+".join(map(line_of, content))
     if not isinstance(content, dict) or not isinstance(content.get("name"), str):
@@ -129,7 +131,7 @@ def parts(text: str) -> list[str]:
 
 
 def lines(texts: Iterable[str]) -> list[str]:
-    """Every line of some comma lists, once.
+    """Every line of some comma lists, without repetitions.
 
     >>> lines(["credit:alpha=1,beta=1+threshold:threshold=0.8,fixed"])
     ['credit:alpha=1,beta=1+threshold:threshold=0.8', 'fixed']
@@ -149,7 +151,7 @@ def lines(texts: Iterable[str]) -> list[str]:
 
 
 def values(text: str) -> list[str]:
-    """Everything that a line sets a field to, the folders that it names among them; words that are no line have none.
+    """All values of a line's fields, including the folders that it names; text that is not a line has none.
 
     >>> values("prompt_lookup:length=3+draft:model=my/draft,expander=top_k")
     ['3', 'my/draft', 'top_k']
@@ -177,7 +179,7 @@ def settings(text: str) -> dict[str, str]:
     {'decode': 'threshold:threshold=0.9,cache=prefix', 'temperature': '0.7'}
 
     Raises:
-      ValueError: where an item is no `OPTION=VALUE`, or there is none.
+      ValueError: if an item is not `OPTION=VALUE`, or there is none.
     """
     items = [item.strip() for item in _split(text, ";") if item.strip()]
     wrong = [item for item in items if "=" not in item]
@@ -201,11 +203,11 @@ def _field(item: str) -> tuple[str, str]:
 
 _QUOTES = ('"', "'")
 _ENDS = (",", "+", ";")
-"""What ends a value, each in its place."""
+"""The marks that end a value, each in its place."""
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """The text between the marks that stand in no value which is taken as a whole."""
+    """The text between the marks, except marks within a value that is taken as a whole."""
     found, start, at = [], 0, 0
     while at < len(text):
         if text[at] == mark:
@@ -219,7 +221,7 @@ def _split(text: str, mark: str) -> list[str]:
 
 
 def _end_of_value(text: str, start: int) -> int:
-    """Where a value ends that is taken as a whole; where it begins, of another."""
+    """Where the value that begins here ends, if it is taken as a whole; for another value, where it begins."""
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     ends = [found.start() for found in re.finditer(r"[,+;]|\Z", text) if found.start() > begin]
     if (mark := text[begin : begin + 1]) in (*_QUOTES, "("):
@@ -228,13 +230,15 @@ def _end_of_value(text: str, start: int) -> int:
         if close < 0:
             raise ValueError(f"{text!r}: the {called} before {text[begin + 1 :]!r} has no end")
         if (rest := text[close + 1 :].lstrip()) and rest[0] not in _ENDS:
-            raise ValueError(f"{text!r}: {rest!r} follows a {called}'s end: a comma, plus or semicolon does")
+            raise ValueError(
+                f"{text!r}: {rest!r} follows the {called}'s end, where a comma, plus or semicolon must stand"
+            )
         return close + 1
     return next((end for end in reversed(ends) if os.path.exists(text[begin:end].rstrip())), start)
 
 
 def _closing(text: str, begin: int) -> int:
-    """Where the parenthesis that opens at `begin` is closed, quoted text apart; -1: nowhere."""
+    """Where the parenthesis that opens at `begin` is closed, ignoring quoted text; -1: nowhere."""
     depth, at = 0, begin
     while at < len(text):
         mark = text[at]

@@ -1,10 +1,12 @@
-"""Names for drafters, expanders, verifiers and diffusion policies, so that a line of text can choose one and set its fields.
+"""Names of drafters, expanders, verifiers and diffusion policies, so that a line of text can choose one and set its fields.
 
-The tables are made of what the packages export: a class that says what it is (`specjax.about`) is listed where it is exported.
-`prompt_lookup:length=8,ngram=3` sets fields, `eagle3:taps=1 15 28` a list of numbers; `prompt_lookup+token_recycling` fuses two
-drafters. A drafter that grows its tree with an expander takes `expander=NAME` and that expander's fields, or `rule=NAME` and
-that rule's for a chain of adapted length (`draft:rule=goodput,length=8`). `credit+threshold:threshold=0.8` puts one unmask
-policy in front of another.
+The tables are made from the packages' exports: a class with an entry (`specjax.about`) is listed where it is exported.
+
+- `prompt_lookup:length=8,ngram=3` sets fields, `eagle3:taps=1 15 28` a list of numbers.
+- `prompt_lookup+token_recycling` fuses two drafters.
+- A drafter that grows its tree with an expander takes `expander=NAME` and that expander's fields. For a chain of
+  adapted length it takes `rule=NAME` and that rule's fields (`draft:rule=goodput,length=8`).
+- `credit+threshold:threshold=0.8` puts one unmask policy in front of another.
 """
 
 import dataclasses
@@ -38,13 +40,13 @@ class Entry:
     Attributes:
       make: called with the fields that were set.
       fields: every field with its default.
-      summary: what it does, in a line.
+      summary: what it does, in one line.
       source: the paper or origin.
       guarantee: see `specjax.about.GUARANTEES`.
-      expander: the default line of its `expander`; empty where it grows no tree with one.
-      paper: the fields of `preset=paper`, as a line has them; empty where there is no such preset.
-      loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty: nothing.
-      worded: the fields that may be words too, whatever their default is.
+      expander: the default line of its `expander`; empty if it grows no tree with one.
+      paper: the fields of `preset=paper`, as a line has them; empty if there is no such preset.
+      loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty for nothing.
+      worded: the fields that may also be words, whatever their default.
     """
 
     make: Callable[..., Any]
@@ -59,7 +61,7 @@ class Entry:
 
     @property
     def listed(self) -> dict[str, Any]:
-        """Every field with its default; the expander and what it is set to are the last ones."""
+        """Every field with its default; the expander and its fields come last."""
         fields = {**self.fields, "preset": "small"} if self.paper else self.fields
         if not self.expander:
             return fields
@@ -73,7 +75,7 @@ class Entry:
 
 
 def plain_fields(make: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments whose default is a number, a word, a switch or an empty list of numbers, and those defaults."""
+    """The arguments whose default is a number, a word, a switch or an empty list of numbers, with these defaults."""
     defaults = {name: given.default for name, given in inspect.signature(make).parameters.items()}
     return {
         name: default for name, default in defaults.items() if isinstance(default, (int, float, str)) or default == ()
@@ -101,7 +103,7 @@ def entry_of(kind: type, about: About) -> Entry:
 
 
 def _has_words(parameter: inspect.Parameter | None) -> bool:
-    """Whether what a parameter is annotated with admits a word."""
+    """Whether a parameter's annotation admits a word."""
     annotation = str(getattr(parameter, "annotation", ""))
     return "str" in annotation or "Literal" in annotation
 
@@ -110,7 +112,7 @@ def listed(kind: type, *packages: ModuleType) -> dict[str, Entry]:
     """The entries of every `kind` that the packages export, in their order.
 
     Raises:
-      ValueError: where two have one name.
+      ValueError: if two have the same name.
     """
     found: dict[str, Entry] = {}
     for export in exported(kind, *packages):
@@ -143,16 +145,17 @@ OLDS = listed(caches.Old, caches)
 def build_drafter(
     drafter: "str | Drafter | tuple[Drafter, Any]", target: Any, *, mesh: Any = None, tree: str = ""
 ) -> tuple[Drafter, Any]:
-    """A drafter ready for a loaded target, and its parameters (None where it has none).
+    """A drafter ready for a loaded target, and its parameters (None if it has none).
 
     Args:
       drafter: a line of text, a drafter without parameters, or a pair of drafter and parameters.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       mesh: where to place a draft's parameters.
-      tree: what a line that takes an expander and names none grows with, of `tree_of`; empty: its own.
+      tree: from `tree_of`: the expander for a line that takes one and names none; empty for the drafter's own.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are, or what cannot be loaded for this target.
+      ValueError: for an unknown name or field (it lists the known ones), or anything that cannot be loaded for this
+        target.
     """
     if isinstance(drafter, tuple):
         if len(drafter) != 2 or not isinstance(drafter[0], Drafter):
@@ -169,7 +172,7 @@ def build_drafter(
 
 
 def tree_of(verifier: Verifier) -> str:
-    """What a verifier says of the trees that it is for, see `specjax.about.About.tree`."""
+    """A verifier's line for the trees that it judges, see `specjax.about.About.tree`."""
     return next((about.tree for about in abouts(type(verifier))), "")
 
 
@@ -200,23 +203,24 @@ def _fuse(a: tuple[Drafter, Any], b: tuple[Drafter, Any]) -> tuple[Drafter, Any]
 
 
 def make_verifier(spec: str) -> Verifier | Stored:
-    """A verifier from its line of text, or what has to be loaded for one.
+    """A verifier from its line of text, or the description of what must be loaded for one.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     return parse("verifier", VERIFIERS, spec)
 
 
 def build_verifier(verifier: "str | Verifier | tuple[Verifier, Any]", target: Any) -> tuple[Verifier, Any]:
-    """A verifier ready for a loaded target, and its parameters (None where it has none).
+    """A verifier ready for a loaded target, and its parameters (None if it has none).
 
     Args:
       verifier: a line of text, a verifier, or a pair of verifier and trained parameters.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are, or what cannot judge by this target.
+      ValueError: for an unknown name or field (it lists the known ones), or a verifier that cannot judge by this
+        target.
     """
     if isinstance(verifier, tuple):
         return verifier[0].bind(target.lm), verifier[1]
@@ -226,7 +230,7 @@ def build_verifier(verifier: "str | Verifier | tuple[Verifier, Any]", target: An
     if made.needs_params:
         raise ValueError(f"a {type(made).__name__} needs its parameters: give verifier=(verifier, params), or its line")
     made = made.bind(target.lm)
-    init = functools.partial(made.init_params, None)  # nothing of it is drawn, and making a key is a program
+    init = functools.partial(made.init_params, None)  # nothing of it is drawn, and making a key would be a program
     return made, jax.eval_shape(init, target.params) if target.abstract else init(target.params)
 
 
@@ -234,7 +238,7 @@ def make_selection(spec: str) -> Selection:
     """A selection from its line of text.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     return parse("selection", SELECTIONS, spec)
 
@@ -243,7 +247,7 @@ def make_mixer(spec: str) -> soft.Mixer:
     """A mixer of soft thinking from its line of text.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     return parse("mixer of soft thinking", MIXERS, spec)
 
@@ -252,7 +256,7 @@ def make_unmask(spec: str) -> "unmask.Unmask | Stored":
     """An unmask policy from its line of text; `a+b` puts a in front of b.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are, or a policy that stands in front of none.
+      ValueError: for an unknown name or field (it lists the known ones), or a policy that cannot stand before another.
     """
     *outer, inner = line.parts(spec)
     policy = parse("unmask policy", UNMASKS, inner)
@@ -269,10 +273,10 @@ def make_unmask(spec: str) -> "unmask.Unmask | Stored":
 
 
 def make_sampler(spec: str, own: EntropyRenoise) -> EntropyRenoise:
-    """The sampler of a model without a mask, from its line of text; what the line leaves out is as in `own`.
+    """The sampler of a model without a mask, from its line of text; fields that the line leaves out are as in `own`.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     make = lambda **chosen: dataclasses.replace(own, **chosen)
     table = {name: dataclasses.replace(entry, make=make) for name, entry in SAMPLERS.items()}
@@ -283,7 +287,7 @@ def make_cache(spec: str) -> cache.Cache:
     """A cache policy from its line of text.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     return parse("cache", CACHES, spec)
 
@@ -292,16 +296,16 @@ def make_old(spec: str) -> caches.Old:
     """A cache policy of an autoregressive model from its line of text.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     return parse("cache of an autoregressive model", OLDS, spec)
 
 
 def parse(kind: str, table: dict[str, Entry], spec: str) -> Any:
-    """What a line of text makes of a table; `kind` is for errors.
+    """The object that a line of text makes from a table; `kind` is for errors.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are, or a value that a field cannot take.
+      ValueError: for an unknown name or field (it lists the known ones), or a value that a field cannot take.
     """
     asked = line.read_line(line.of_json(spec), kind)
     return _make(kind, table, asked.name, asked.fields)
@@ -312,7 +316,7 @@ def _make(kind: str, table: dict[str, Entry], name: str, fields: dict[str, str])
         raise ValueError(f"unknown {kind} {name!r}; choose {', '.join(table)}")
     entry = table[name]
     made = _built(kind, entry, name, _preset(f"{kind} {name!r}", entry, fields))
-    of_tree = fields.keys() - entry.fields.keys()  # an expander's, a rule's, or the preset
+    of_tree = fields.keys() - entry.fields.keys()  # an expander's, a rule's, or the preset's
     if not isinstance(made, Stored) or not entry.published or of_tree or entry.published.keys() & fields.keys():
         return made
     return dataclasses.replace(made, published=_built(kind, entry, name, {**entry.published, **fields}).fields)
@@ -328,7 +332,7 @@ def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
     if fields["preset"] == "small":
         return own
     if clash := {"expander", "rule"} & own.keys():
-        raise ValueError(f"{what}: preset=paper chooses the tree, and {min(clash)} another: leave one of them out")
+        raise ValueError(f"{what}: preset=paper and {min(clash)} both choose the tree: leave one of them out")
     return {**entry.published, **own}
 
 

@@ -44,7 +44,7 @@ class CheckHeadOptions:
         nargs="*",
         positional=True,
     )
-    max_new_tokens: int = option(64, "new tokens a prompt", metavar="N", least=1)
+    max_new_tokens: int = option(64, "new tokens per prompt", metavar="N", least=1)
     batch_size: int = same(RunOptions, "batch_size")
     dtype: str | None = same(ModelOptions, "dtype")
     adapter: str | None = same(ModelOptions, "adapter")

@@ -136,14 +136,14 @@ def measure(
 class GoodputOptions:
     """See the help of each."""
 
-    model: str | None = option(None, "default: the shipped target")
+    model: str | None = option(None, "the target (default: the shipped one)")
     adapter: str | None = same(ModelOptions, "adapter")
-    drafter: str = option("draft", "with an expander (default: draft)", metavar="LINE")
+    drafter: str = option("draft", "a drafter with an expander (default: draft)", metavar="LINE")
     length: int = option(8, "the longest chain", least=1)
     batch: str = option("1,4,16", "batch sizes", metavar="B,...")
-    context: str = option("64,512", "tokens a row", metavar="N,...")
-    steps: int = option(8, "a measurement", least=1)
-    repeats: int = option(5, "the median counts", least=1)
+    context: str = option("64,512", "tokens per row", metavar="N,...")
+    steps: int = option(8, "steps per measurement", least=1)
+    repeats: int = option(5, "measurements, of which the median counts", least=1)
     json: bool = option(False, "print every step as a line of JSON")
 
 

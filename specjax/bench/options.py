@@ -7,8 +7,8 @@ from specjax.serve.options import ModelOptions, PromptOptions, option, same
 
 TOKENS, SPEC_TOKENS = 128, 1024
 SUITES = (
-    "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known; "
-    "profile: a step's time by part; spec: Spec-Bench's protocol over its questions"
+    "parallel: ParallelBench's list tasks; order: the step in which each position after the first prompt became known; "
+    "profile: a step's time by part; spec: Spec-Bench's protocol on its questions"
 )
 
 
@@ -29,44 +29,44 @@ class BenchOptions:
     temperature: float | None = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(
-        None, f"new tokens a text, at most (default: {TOKENS}; of the suite spec {SPEC_TOKENS})", metavar="N"
+        None, f"most new tokens per text (default: {TOKENS}; for the suite spec {SPEC_TOKENS})", metavar="N"
     )
     tasks: str | None = option(
-        None, "of the suite parallel; or families of questions, see specjax eval (default: all)", metavar="A,B,..."
+        None, "tasks of the suite parallel, or families of questions as in eval (default: all)", metavar="A,B,..."
     )
-    ignore_eos: bool = option(False, "every text goes on to --max-new-tokens")
-    samples: int = option(100, "questions a task of the suites parallel and spec", metavar="N", least=1)
+    ignore_eos: bool = option(False, "continue every text to --max-new-tokens")
+    samples: int = option(100, "questions per task, in the suites parallel and spec", metavar="N", least=1)
     answers: str | None = option(
-        None, "of the suite spec: where to write a file a decoder, as its own scripts read them", metavar="FOLDER"
+        None, "suite spec: write a file per decoder here, for Spec-Bench's own scripts", metavar="FOLDER"
     )
     drafter: tuple[str, ...] = option(
-        (), "may be repeated or a comma list; all: every one; plain is always run", metavar="LINE"
+        (), "drafters to run, repeated or in a comma list; all: every one; plain decoding always runs", metavar="LINE"
     )
     decode: tuple[str, ...] = option(
         (),
-        "likewise other ways to decode, such as threshold:cache=dual; all: every policy (default of a diffusion model: "
-        "threshold "
-        "with the caches none, prefix and dual)",
+        "other ways to decode, such as threshold:cache=dual, listed likewise; all: every policy (default for a diffusion "
+        "model: threshold with the caches none, prefix and dual)",
         metavar="LINE",
     )
     widen: int | None = option(
-        None, "model, drafts and heads so many times as wide, with the same text (default: 1)", metavar="K", least=1
+        None, "make model, drafts and heads K times as wide; the text stays the same (default: 1)", metavar="K", least=1
     )
     prompts: int = option(
         20,
-        "how many: questions of every family in turn where the model chats, else held-out functions; or lines of --input",
+        "number of prompts: lines of --input, or questions of every family in turn, or held-out functions if the model has "
+        "no chat template",
         metavar="N",
         least=1,
     )
-    input: str | None = option(None, "prompts, or Spec-Bench's questions, from a file", metavar="FILE.jsonl")
+    input: str | None = option(None, "file of prompts, or of Spec-Bench's questions", metavar="FILE.jsonl")
     peer: tuple[str, ...] = option(
         (),
-        "other libraries over the same weights, plainly and with their own speculation: transformers, llama.cpp",
+        "also run transformers or llama.cpp on the same weights, plain and with its own speculation",
         metavar="NAME",
     )
-    repeats: int = option(3, "rounds", least=1)
+    repeats: int = option(3, "timed rounds", least=1)
     batch_size: int = option(1, "rows decoded together", least=1)
-    json: bool = option(False, "print one line of JSON; of the suite profile one a decoder, as it ends")
+    json: bool = option(False, "print one line of JSON; in the suite profile, one per decoder as it ends")
     plot: str | None = option(None, "write a picture of speeds and acceptance by depth", metavar="FILE.png")
 
     @property

@@ -1,6 +1,6 @@
-"""Ways to decode, as objects: frozen settings without a model or arrays, which `specjax.generate(decode=...)` takes.
+"""Ways to decode, as objects: frozen settings without a model or arrays, for `specjax.generate(decode=...)`.
 
-A line a way, in the order in which they are listed.
+One line per way, in the order in which they are listed.
 """
 # isort: skip_file
 
@@ -19,7 +19,7 @@ from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 
-# what leads a model's distribution elsewhere
+# settings that steer a model's distribution
 from specjax.decode.steer import Guidance as Guidance
 from specjax.decode.steer import Contrast as Contrast
 from specjax.decode.steer import LayerContrast as LayerContrast

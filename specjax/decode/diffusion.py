@@ -14,7 +14,7 @@ from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
 PyTree = Any
 
 DEFAULT_UNMASK = "threshold"
-DEFAULT_SAMPLER = "entropy_renoise"  # of models without a mask
+DEFAULT_SAMPLER = "entropy_renoise"  # for models without a mask
 DEFAULT_CACHE = "prefix"
 DEFAULT_BLOCK = 32
 ENDS = ("never", "doubted")
@@ -22,27 +22,27 @@ ENDS = ("never", "doubted")
 
 @dataclasses.dataclass(frozen=True)
 class Diffusion(Decode):
-    """Decoding of a diffusion model. What is None takes the model's own, or else a default.
+    """Decoding of a diffusion model. A field that is None takes the model's own value, or otherwise a default.
 
-    In a line a policy's own name stands for this: `credit+threshold:threshold=0.8,cache=dual`.
+    In a line, a policy's own name implies this way: `credit+threshold:threshold=0.8,cache=dual`.
 
     Attributes:
-      unmask: a line such as `"credit+threshold:threshold=0.8"`, a policy, or a pair of a policy and a dict of the parameters it
-        needs besides; of a model without a mask its sampler.
-      cache: what is computed anew: a policy (`specjax.diffusion.cache`) or its line.
+      unmask: a line such as `"credit+threshold:threshold=0.8"`, a policy, or a pair of a policy and a dict of its
+        parameters; for a model without a mask its sampler.
+      cache: what is recomputed: a policy (`specjax.diffusion.cache`) or its line.
       block_length: positions that are decoded together.
-      sub_block: of a model whose blocks do not see later ones: the length of a block's parts, which are finished from left to
-        right; 0: none.
+      sub_block: for a model whose blocks do not see later ones, the length of a block's parts, which are finished from
+        left to right; 0 for none.
       guidance: classifier-free guidance (LLaDA's `cfg_scale`), which reads two canvases per row; 0 is off.
-      ends: what becomes of predicted ends of text, words of `ENDS` with a space between them. "never": they are not predicted
-        (LLaDA's `logits_eos_inf`). "doubted": they, and those of a turn (`<|eot_id|>`), are the least sure of all
-        (`confidence_eos_eot_inf`). Empty: they are tokens as others are.
-      align: of a model whose blocks do not see later ones: where these are counted from, `text` or `prompt_end`; see
+      ends: how predicted ends of text are treated, words of `ENDS` separated by spaces. "never": they are not predicted
+        (LLaDA's `logits_eos_inf`). "doubted": they, and ends of a turn (`<|eot_id|>`), count as the least sure of all
+        (`confidence_eos_eot_inf`). Empty: they are ordinary tokens.
+      align: for a model whose blocks do not see later ones, where these are counted from, `text` or `prompt_end`; see
         `specjax.diffusion.BlockDiffusion`.
-      shift: whether the model's output at a position is for the next one, where its kind does not say so already.
+      shift: whether the model's output at a position is for the next one, if its kind does not already say so.
 
     Raises:
-      ValueError: on words that `ends` does not have.
+      ValueError: for words that are not in `ENDS`.
     """
 
     about = About(
@@ -81,7 +81,7 @@ class Diffusion(Decode):
         cache = make_cache(self.cache) if isinstance(self.cache, str) else self.cache
         if self.guidance or not isinstance(cache, (NoCache, type(None))):
             raise ValueError(
-                f"{model.name} keeps an exact cache of its text, and reads no second canvas: choose the cache none, and "
+                f"{model.name} keeps an exact cache of its text and cannot read a second canvas: choose the cache none, and "
                 f"guidance 0"
             )
         if asked := [name for name in ("sub_block", "align", "shift", "ends") if getattr(self, name)]:
@@ -135,8 +135,7 @@ class Diffusion(Decode):
 
 
 def usual_unmask(model: Any) -> str:
-    """The line of the policy that a diffusion model is decoded with where the user names none: what its folder names, or the
-    threshold of its published sampler."""
+    """The line of a diffusion model's policy if the user names none: its folder's, or its published sampler's threshold."""
     if model.canvas:
         return DEFAULT_SAMPLER
     threshold = published_threshold(getattr(model.lm, "config", None), model.masked)
@@ -145,7 +144,7 @@ def usual_unmask(model: Any) -> str:
 
 
 def _policy(model, unmask, mesh):
-    """A policy for a model, and the parameters that it needs besides, by name."""
+    """A policy for a model, and its additional parameters by name."""
     unmask = make_unmask(unmask) if isinstance(unmask, str) else unmask
     if isinstance(unmask, Stored):
         unmask, own = unmask.load(model, mesh)
@@ -164,7 +163,7 @@ def _policy(model, unmask, mesh):
 
 
 def _ends_of_turn(model):
-    """The id of `<|eot_id|>`, where the model has that token and does not end texts with it; LLaDA's without a tokenizer."""
+    """The id of `<|eot_id|>`, if the model has that token and does not end texts with it; without a tokenizer, LLaDA's."""
     eot = LLADA_EOT if model.masked.mask_id == LLADA_MASK else None
     if model.tokenizer is not None:
         eot = model.tokenizer.get_vocab().get("<|eot_id|>", eot)

@@ -1,7 +1,7 @@
 """From a line of text to a way to decode.
 
-`beam:num_beams=4,length_penalty=0.8` names one. A drafter's name means speculative decoding with it, an unmask policy's
-diffusion with it, a mixer's soft thinking with it; fields of that way stand among the method's own, `eagle3:verifier=typical`.
+`beam:num_beams=4,length_penalty=0.8` names one. Other names imply a way: a drafter's speculative decoding, an unmask
+policy's diffusion, a mixer's soft thinking. Fields of that way stand among the method's own: `eagle3:verifier=typical`.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ _MEANT: dict[str, tuple[type[Decode], str, dict[str, Entry]]] = {
     "policy": (Diffusion, "unmask", {**UNMASKS, **SAMPLERS}),
     "mixer": (SoftThinking, "mixer", MIXERS),
 }
-"""What a method's name means: the way, its field for the method, and the methods."""
+"""What a method's name implies: the way, its field for the method, and the methods."""
 
 
 def read_decode(text: str) -> Decode:
-    """The way that a line, or an object of JSON, says.
+    """The way that a line, or a JSON object, describes.
 
     >>> read_decode("beam:num_beams=4,length_penalty=0.8")
     Beam(processors=(), num_beams=4, num_beam_groups=1, diversity_penalty=0.0, length_penalty=0.8, early_stopping=False)
@@ -37,7 +37,7 @@ def read_decode(text: str) -> Decode:
     'typical:epsilon=0.2'
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: for an unknown name or field; it lists the known ones.
     """
     text = line.of_json(text)
     first = _first(text)
@@ -58,7 +58,7 @@ def _first(text: str) -> str:
 
 
 def _method(way: type[Way], field: str, text: str) -> Way:
-    """A way with the method that a line names; what is the way's own is taken out of the line."""
+    """A way with the method that a line names; the way's own fields are taken out of the line."""
     known = DECODES[abouts(way)[0].name]
     own, methods = {}, []
     for part in line.parts(text):
@@ -73,7 +73,7 @@ def _method(way: type[Way], field: str, text: str) -> Way:
 
 
 def decode_of(decode: "str | Decode | None", drafter: Any, model: Any = None) -> Decode | None:
-    """What a user asks for by `decode` and `drafter`; None where he leaves it open.
+    """The way that a user asks for by `decode` and `drafter`; None if both are left open.
 
     Args:
       decode: a way, or its line.
@@ -81,7 +81,7 @@ def decode_of(decode: "str | Decode | None", drafter: Any, model: Any = None) ->
       model: for errors.
 
     Raises:
-      ValueError: where both are given, or one of them is of another kind.
+      ValueError: if both are given, or one of them is of another kind.
     """
     if decode is not None and drafter is not None:
         raise ValueError(
@@ -100,10 +100,10 @@ def decode_of(decode: "str | Decode | None", drafter: Any, model: Any = None) ->
 
 
 def read_drafter(text: str) -> Speculate:
-    """Speculative decoding with the drafter that a line, or an object of JSON, says.
+    """Speculative decoding with the drafter that a line, or a JSON object, describes.
 
     Raises:
-      ValueError: where it is none.
+      ValueError: if it describes none.
     """
     name = _first(text)
     if name in DRAFTERS:
@@ -114,5 +114,5 @@ def read_drafter(text: str) -> Speculate:
 
 
 def usual_decode(model: Any) -> Decode:
-    """The way of a model where nobody names one."""
+    """The way for a model if nobody names one."""
     return Diffusion() if model.masked or model.canvas else Speculate()

@@ -14,20 +14,20 @@ from specjax.soft import Mixer, SoftThinkingDecoder, soft_thinking
 
 PyTree = Any
 THINK = "</think>"
-"""The token that ends thinking where none is named, in vocabularies that have it."""
+"""The token that ends thinking by default, in vocabularies that have it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftThinking(Decode):
     """A row thinks in mixtures of tokens, and is then decoded plainly.
 
-    In a line a mixer's own name stands for this: `gumbel:n=8,tau=0.5,end_of_think=</think>`.
+    In a line, a mixer's own name implies this way: `gumbel:n=8,tau=0.5,end_of_think=</think>`.
 
     Attributes:
       mixer: a line or a `specjax.soft.Mixer`.
-      end_of_think: the token that ends it, an id or a text; None: `</think>`, where there is one.
+      end_of_think: the token that ends thinking, an id or a text; None for `</think>`, if the vocabulary has it.
       steer: see `specjax.decode.Speculate`.
-      processors: likewise.
+      processors: see `specjax.decode.Speculate`.
     """
 
     about = About(
@@ -65,7 +65,7 @@ class SoftThinking(Decode):
 
 
 def _end(model, asked) -> int:
-    """The id of the token that ends thinking; -1: none does."""
+    """The id of the token that ends thinking; -1 if there is none."""
     words = model.tokenizer
     if asked is None:
         return -1 if words is None else words.get_vocab().get(THINK, -1)

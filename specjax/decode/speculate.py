@@ -1,4 +1,4 @@
-"""Speculative decoding, and plain decoding, which is that without a drafter."""
+"""Speculative decoding, and plain decoding, which is the same without a drafter."""
 
 import dataclasses
 from typing import Any
@@ -28,15 +28,16 @@ class Speculate(Decode):
     """A drafter proposes tokens, and one pass of the model verifies them. With the default verifier the text is plain
     decoding's.
 
-    In a line a drafter's own name stands for this: `eagle3:taps=1 15 28,verifier=typical`.
+    In a line, a drafter's own name implies this way: `eagle3:taps=1 15 28,verifier=typical`.
 
     Attributes:
-      drafter: a line such as `"prompt_lookup:length=8"`, a drafter, or a pair of a drafter and its parameters; `a+b` fuses two.
-        None: see `usual_drafter`.
+      drafter: a line such as `"prompt_lookup:length=8"`, a drafter, or a pair of a drafter and its parameters; `a+b`
+        fuses two. None: see `usual_drafter`.
       verifier: a line, a verifier, or a pair of a verifier and its trained parameters.
-      steer: what leads the model's distribution elsewhere (`specjax.decode.Steer`), or its line; None: nothing.
-      cache: what is kept of older tokens (`specjax.models.caches`), which is lossy, or its line; None: all of it.
-      processors: your own warpers, functions `(tokens, length, logits) -> logits` of one text (`specjax.sampling.Processor`).
+      steer: a change of the model's distribution (`specjax.decode.Steer`), or its line; None for no change.
+      cache: which older tokens are kept (`specjax.models.caches`), which is lossy, or its line; None keeps all.
+      processors: your own warpers, functions `(tokens, length, logits) -> logits` of one text
+        (`specjax.sampling.Processor`).
     """
 
     about = About(
@@ -61,7 +62,7 @@ class Speculate(Decode):
             )
         verifier, verify_params = build_verifier(self.verifier, model)
         chosen = self.drafter or "none"
-        if self.drafter is None:  # where a text rests on the drafter, the number of rows must not choose it
+        if self.drafter is None:  # if the text depends on the drafter, the number of rows must not choose it
             chosen = usual_drafter(model, 1 if verifier.text_follows_draft else rows)
         drafter, draft_params = build_drafter(chosen, model, mesh=mesh, tree=tree_of(verifier))
         target, target_params = steered(model, self.steer, mesh)
@@ -84,7 +85,7 @@ class Speculate(Decode):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Decode):
-    """A token per pass. The attributes are those of `Speculate`."""
+    """One token per pass. The attributes are those of `Speculate`."""
 
     about = About("plain", "a token per pass", "-", "same text", fields=("steer", "cache"))
 
@@ -101,13 +102,13 @@ class Plain(Decode):
 
 
 def usual_drafter(model: Any, rows: int = 1) -> str:
-    """The drafter of an autoregressive model where none is named; the default verifier's text is the same with any.
+    """The default drafter of an autoregressive model; the default verifier's text is the same with any.
 
-    Several rows fill a CPU, and what a look-up guesses wrong in one takes time from the others: there it is the draft model
-    that is shipped beside the target, or no drafter (`experiments/defaults` has the figures).
+    Several rows keep a CPU busy, and a look-up's wrong guesses in one row take time from the others. So there it is the
+    draft model that is shipped with the target, or no drafter (`experiments/defaults` has the figures).
 
     Args:
-      model: what `specjax.load` returned.
+      model: from `specjax.load`.
       rows: how many are decoded together.
     """
     from specjax import models
@@ -123,5 +124,5 @@ def _forgetful(target, cache):
         raise ValueError("cache of an autoregressive model must be one of specjax.models.caches, or its line of text")
     if not has_rings(target) or target.cache_dtype in LARGEST:
         what = f"in {target.cache_dtype}" if has_rings(target) else f"of a {type(target).__name__}"
-        raise ValueError(f"the cache {type(old).__name__} keeps plain numbers of a model that load() reads, not {what}")
+        raise ValueError(f"the cache {type(old).__name__} is for plain caches of models that load() reads, not {what}")
     return dataclasses.replace(target, old=old)

@@ -1,4 +1,4 @@
-"""What leads a model's distribution elsewhere: guidance, contrastive decoding and DoLa, settings that make another target."""
+"""Settings that steer a model's distribution by making another target: guidance, contrastive decoding and DoLa."""
 
 import abc
 import dataclasses
@@ -17,7 +17,7 @@ PyTree = Any
 
 
 class Steer(abc.ABC):
-    """Settings that make a target of a model. Implementations are frozen dataclasses."""
+    """Settings that make a target from a model. Implementations are frozen dataclasses."""
 
     about: ClassVar[Named] = None
     """Its names in a line of text."""
@@ -27,7 +27,7 @@ class Steer(abc.ABC):
         """The LM and its parameters.
 
         Args:
-          model: what `specjax.load` returned.
+          model: from `specjax.load`.
           mesh: where parameters lie.
 
         Raises:
@@ -37,15 +37,16 @@ class Steer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Guidance(Steer):
-    """Classifier-free guidance of text, as in `transformers`: a second pass per step. Log-probabilities of new tokens
-    are then of the guided distribution, those of prompts of the model's own.
+    """Classifier-free guidance of text, as in `transformers`: a second pass per step.
+
+    Log-probabilities of new tokens are then of the guided distribution, those of prompts of the model's own.
 
     Attributes:
       scale: transformers' `guidance_scale`; 1 is off.
-      negative_prompt: a text or token ids, what it leads away from; None: a prompt's last token.
+      negative_prompt: a text or token ids to steer away from; None for a prompt's last token.
 
     Raises:
-      ValueError: on a negative prompt where nothing is guided.
+      ValueError: for a negative prompt without guidance.
     """
 
     about = About(
@@ -68,12 +69,12 @@ class Guidance(Steer):
 
 @dataclasses.dataclass(frozen=True)
 class Contrast(Steer):
-    """Contrastive decoding: away from what a weaker model says as well.
+    """Contrastive decoding: steers away from what a weaker model also predicts.
 
     Attributes:
       amateur: the weaker model, of the same vocabulary: a folder, a shipped name or a hub id.
       alpha: the share of the likeliest token's probability that a token needs.
-      beta: how much of what the amateur says is taken away.
+      beta: how much of the amateur's prediction is subtracted.
     """
 
     about = About(
@@ -100,7 +101,7 @@ class Contrast(Steer):
 
 @dataclasses.dataclass(frozen=True)
 class LayerContrast(Steer):
-    """DoLa: away from what an early layer says.
+    """DoLa: steers away from the prediction of an early layer.
 
     Attributes:
       layers: transformers' `dola_layers`: "low", "high" or counts of layers.
@@ -121,7 +122,7 @@ STEERS = {about.name: entry_of(kind, about) for kind in (Guidance, Contrast, Lay
 
 
 def steered(model: Any, steer: "str | Steer | None", mesh: Any) -> tuple[Any, PyTree]:
-    """The target of a model and its parameters, led elsewhere where something is asked to.
+    """The target of a model and its parameters, steered if that is asked for.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.

@@ -1,10 +1,10 @@
-"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, after the same `init`/`step` pair.
+"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, with the same `init`/`step` pair.
 
-A line an export; methods are listed in this order.
+One line per export; methods are listed in this order.
 """
 # isort: skip_file
 
-# unmask policies, those with a decoder of their own among them; `specjax.diffusion.unmask` may have more
+# unmask policies, including those with a decoder of their own; `specjax.diffusion.unmask` may have more
 from specjax.diffusion.unmask import Threshold as Threshold
 from specjax.diffusion.unmask import Fixed as Fixed
 from specjax.diffusion.unmask import Sequential as Sequential
@@ -27,7 +27,7 @@ from specjax.diffusion.unmask import ReDiff as ReDiff
 from specjax.diffusion.unmask import JointThreshold as JointThreshold
 from specjax.diffusion.unmask import RunningConfidence as RunningConfidence
 
-# samplers of models without a mask
+# samplers for models without a mask
 from specjax.diffusion.renoise import EntropyRenoise as EntropyRenoise
 
 # cache policies

@@ -1,9 +1,9 @@
-"""Any-subset speculative decoding: one model drafts many positions apart and verifies them together (arXiv:2504.20456).
+"""Any-subset speculative decoding: one model drafts many positions separately and verifies them together (arXiv:2504.20456).
 
-An any-subset model gives the distribution of every position given any set of others, each position's set its own, in
-one pass. A round drafts the next positions of an order from the known tokens alone, then reads them all at once, each
-given those before it. The first draft's two distributions are one, so it always holds, and a round of two passes brings
-two tokens at least.
+In one pass, an any-subset model gives the distribution of every position given any set of others, with a different set
+for each position. A round drafts the next positions of an order from the known tokens alone. Then it reads them all at
+once, each given those before it. The first draft's two distributions are equal, so it is always accepted, and a round
+of two passes yields at least two tokens.
 
 In the shape descriptions `B` denotes rows, `L` positions, `K` drafts of a round, `V` the vocabulary, `R` inserted rows.
 """
@@ -36,21 +36,23 @@ class AnySubset(Protocol):
     def vocab_size(self) -> int: ...
 
     def __call__(self, params: PyTree, tokens: Array, sees: Array, at: Array) -> Array:
-        """Logits `[B, K, V]` of the positions `at` `[B, K]`, each position i from the tokens j of `[B, L]` for which
-        `sees[b, i, j]` `[B, L, L]`."""
+        """Logits `[B, K, V]` of the positions `at` `[B, K]`.
+
+        Each position i is predicted from the tokens j of `[B, L]` for which `sees[b, i, j]` (`[B, L, L]`) is true.
+        """
         ...
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AssdState(Rows):
-    """Rows to fill in: `tokens` are garbage at open positions, and `length` is how many are known before the first of them.
+    """Rows to fill in. `tokens` are garbage at open positions; `length` counts the tokens before the first open position.
 
     Attributes:
       opened: `[B, L]` bool, the positions to fill in.
-      rank: `[B, L]` int32, when a position becomes known: the given ones come first, then the open ones from left to right;
-        those after the limit are never known.
-      known: `[B]` int32, how many are.
+      rank: `[B, L]` int32, when a position becomes known: the given ones come first, then the open ones from left to
+        right; those after the limit are never known.
+      known: `[B]` int32, how many are known.
     """
 
     opened: Array
@@ -61,10 +63,10 @@ class AssdState(Rows):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AssdInfo(Pretty):
-    """What one round did; nothing here is needed by the next one.
+    """The record of one round; the next round does not need it.
 
     Attributes:
-      at: `[B, K + 1]` int32, the positions that it was about.
+      at: `[B, K + 1]` int32, the positions of the round.
       committed: `[B]` int32, how many of them became known, from the first.
     """
 
@@ -74,16 +76,16 @@ class AssdInfo(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Assd(Decoder[AssdState]):
-    """Fills in from left to right with the model's own sequential distribution. Static and hashable: a `Decoder`,
+    """Fills in from left to right with the model's own sequential distribution. Static and hashable: a `Decoder`
     without a cache.
 
-    Of a row's sampling options temperature, top-k, top-p and min-p are used, for both distributions.
+    It uses a row's temperature, top-k, top-p and min-p, for both distributions.
 
     Attributes:
       target: the model.
       drafts: K, tokens of a round; 1 is sequential decoding.
-      rule: `coupled` draws with noise of the position, in the draft as in the verification: the text is that of sequential
-        decoding, whatever K is. `rejection` is the published rule: the same distribution, another text.
+      rule: `coupled` draws with the position's noise, both in the draft and in the verification. The text is sequential
+        decoding's, whatever K is. `rejection` is the published rule: the same distribution, another text.
     """
 
     about = About("assd", "drafts many positions apart, and verifies them by the same model", "arXiv:2504.20456")
@@ -113,7 +115,7 @@ class Assd(Decoder[AssdState]):
         return AssdState.blank(batch, capacity, self.drafts + 1, eos_width, **own)
 
     def prefill(self, params: PyTree, state: AssdState, prompts: Prompts) -> AssdState:
-        """See `Decoder.prefill`: open positions of a prompt are filled in, as those up to the limit are."""
+        """See `Decoder.prefill`: open positions of a prompt are filled in, and so are the positions up to the limit."""
         (count, size), capacity = prompts.tokens.shape, state.tokens.shape[1]
         at, size = jnp.arange(capacity)[None], min(size, capacity)
         tokens = jnp.pad(prompts.tokens[:, :size], ((0, 0), (0, capacity - size)))
@@ -139,17 +141,17 @@ class Assd(Decoder[AssdState]):
         )
 
     def step(self, params: PyTree, state: AssdState) -> tuple[AssdState, AssdInfo]:
-        """One round: every live row fills in one position at least, two where two are open and K is at least 2."""
+        """One round: every live row fills in at least one position, or two if two are open and K is at least 2."""
         live, left = ~state.done, state.limit - state.known
         order = jnp.argsort(state.rank, axis=1)
-        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one after them
+        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the position after them
         at = jnp.take_along_axis(order, jnp.minimum(ranks, order.shape[1] - 1), axis=1)
         real = ranks < state.limit[:, None]
         noise = gumbel(state.key, at, self.target.vocab_size, GUMBEL)
         noise = jnp.where((state.sampling.temperature > 0)[:, None, None], noise, 0)
 
         before = self._before(state)
-        apart = before & (state.rank < state.known[:, None])[:, None]  # and nothing that is drafted
+        apart = before & (state.rank < state.known[:, None])[:, None]  # and not those that are drafted
         q = self._distributions(params, state, state.tokens, apart, at[:, :-1])
         drafted = best(q + noise[:, :-1])
         padded = jnp.pad(drafted, ((0, 0), (0, 1)))
@@ -162,7 +164,7 @@ class Assd(Decoder[AssdState]):
             slots = jnp.arange(self.drafts + 1)[None]
             return jnp.where(slots == accepted[:, None], token[:, None], padded), accepted + 1
 
-        # a single position needs no second look, nor does a single draft
+        # neither a single position nor a single draft needs a second look
         alone = (left == 1) | (self.drafts == 1)
         none = (padded, jnp.ones_like(left))
         new, count = jax.lax.cond(jnp.any(live & ~alone), verify, lambda: none)
@@ -174,10 +176,10 @@ class Assd(Decoder[AssdState]):
         return self._commit(state, order, at, new, count, passes, failed), AssdInfo(at, count)
 
     def _before(self, state) -> Array:
-        """Which positions j each position i sees `[B, L, L]` once all before it are known; given ones see all that is given.
+        """Which positions j each position i sees `[B, L, L]` once all before it are known; given positions see all given ones.
 
-        A known token sees the same in the draft as in the verification, and in every later round: so what a network makes of
-        it is the same, and with it the distributions of what follows.
+        A known token sees the same in the draft, in the verification and in every later round. So what a network
+        computes for it stays the same, and so do the distributions of later tokens.
         """
         given = ~state.opened & (jnp.arange(state.opened.shape[1])[None] < state.limit[:, None])
         reach = jnp.where(given, given.sum(axis=1, keepdims=True), state.rank)
@@ -204,7 +206,7 @@ class Assd(Decoder[AssdState]):
         )
 
     def _distributions(self, params, state, tokens, sees, at):
-        """Log-probabilities `[B, K, V]` of the positions `at`, as the rows' options leave them; one-hot in greedy rows."""
+        """Log-probabilities `[B, K, V]` of the positions `at`, after the rows' warpers; one-hot in greedy rows."""
         scores = warp(self.target(params["target"], tokens, sees, at), state.sampling, ~state.done)
         greedy = (state.sampling.temperature == 0)[:, None, None]
         ids = jnp.arange(scores.shape[2])[None, None]
@@ -227,6 +229,6 @@ class Assd(Decoder[AssdState]):
 
 
 def _write(tokens, at, new, where):
-    """Rows `[B, L]` with `new` at the positions `at`, `[B, K]` each, where asked."""
+    """Rows `[B, L]` with `new` at the positions `at`, `[B, K]` each, for those that are asked for."""
     slots = jnp.where(where, at, tokens.shape[1])
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, slots, new)

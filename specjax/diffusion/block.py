@@ -1,8 +1,8 @@
 """Block diffusion: a model that sees all of its own block and of the blocks before it, and nothing after (SDAR,
 arXiv:2510.06303; Fast-dLLM v2, arXiv:2509.26328).
 
-What a finished block was computed from never changes, so its cache is exact: a pass reads one block, and one more pass over a
-finished block stores it, since the passes before saw masks in it.
+The inputs of a finished block never change, so its cache is exact. A pass reads one block. One more pass over a
+finished block stores it, because the earlier passes saw masks in it.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class BlockState(DiffusionState):
 
     Attributes:
       stored: `[B]` int32, how many positions the cache holds: whole blocks.
-      cut: `[B]` int32, where the text ends; `limit` is where its last block does, of a policy that fills it.
+      cut: `[B]` int32, where the text ends; for a policy that fills the last block, `limit` is where that block ends.
     """
 
     stored: Any = None
@@ -39,21 +39,22 @@ class BlockState(DiffusionState):
 class BlockDiffusion(DiffusionDecoder):
     """A `DiffusionDecoder` for models whose blocks do not see later ones.
 
-    A step is a pass over one block a row: the active one, or a finished one that is not in the cache yet. What is stored never
-    changes, so there is no cache policy to choose.
+    A step is a pass over one block per row: the active one, or a finished one that is not in the cache yet. Stored
+    blocks never change, so there is no cache policy to choose.
 
-    Blocks begin at multiples of W, wherever the prompt ends (SDAR, TraDo, LLaDA 2, Fast-dLLM v2). The last one is read whole;
-    what lies after a text's end stays masked, or is filled and cut where the policy `fills`. A schedule is for whole blocks,
-    however much of one the prompt fills. If a model's logits are shifted, the pass that stores a block commits the next
-    one's first token, its seed: the likeliest one, in rows that draw too.
+    By default blocks begin at multiples of W, wherever the prompt ends (SDAR, TraDo, LLaDA 2, Fast-dLLM v2). The last
+    block is read whole. Positions after a text's end stay masked, or are filled and cut if the policy `fills`. A
+    schedule is for whole blocks, however much of one the prompt fills. If a model's logits are shifted, the pass that
+    stores a block commits the next block's first token, its seed. The seed is the likeliest token, also in rows that
+    draw.
 
-    Or they are counted from the prompt's end (A2D), so that the prompt's first block may be a part of one. The last one is then
-    as long as what is left of the text. A schedule is for what is open and rounded pass by pass, and there are no seeds: where
-    logits are shifted, the token before a block is read with it.
+    Alternatively blocks are counted from the prompt's end (A2D), so that the prompt's first block may be partial. Then
+    the last one is as long as the rest of the text. A schedule is for the open positions and rounded pass by pass, and
+    there are no seeds: with shifted logits, the token before a block is read with it.
 
     Attributes:
-      sub_block: where it divides the block: parts of that length are finished from left to right, and the policy takes each for
-        a block of its own; 0 for none.
+      sub_block: the length of a block's parts, if it divides the block. Parts are finished from left to right, and the
+        policy treats each as a block. 0 for none.
       align: where blocks are counted from: `text` or `prompt_end`.
     """
 
@@ -98,7 +99,7 @@ class BlockDiffusion(DiffusionDecoder):
                 "a block-diffusion model keeps an exact cache of finished blocks: choose the cache none, and cfg_scale 0"
             )
         if self.policy.decoder is not None and self.policy.block_decoder is None:
-            raise ValueError(f"{type(self.policy).__name__} reads whole canvases, a block-diffusion model does not")
+            raise ValueError(f"{type(self.policy).__name__} reads whole canvases, and a block-diffusion model does not")
         if self.sub_block < 0 or (self.sub_block and self.block_length % self.sub_block):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
         if self.align not in ("text", "prompt_end"):
@@ -122,7 +123,7 @@ class BlockDiffusion(DiffusionDecoder):
         return self.target.init_cache(batch, capacity, jax.tree.leaves(weights)[0].dtype if dtype is None else dtype)
 
     def _read_prompts(self, params, fresh, prompts, lengths):
-        """The prompt's whole blocks, in one pass; where blocks begin with a seed, all but the last: its pass may commit one."""
+        """The prompt's whole blocks, in one pass; with seeds all but the last, because its pass may commit a seed."""
         count, size = prompts.shape
         first = fresh.prompt_length
         before = -first % self.block_length if self._from_prompt else jnp.zeros_like(first)
@@ -194,7 +195,7 @@ class BlockDiffusion(DiffusionDecoder):
         return super()._write(state, at, masked, commit, choice, working & ~seeding)
 
     def _active(self, state):
-        """A pass commits a token or more, or stores a finished block and commits the seed."""
+        """A pass commits at least one token, or stores a finished block and commits the seed."""
         at, masked = self._masked(state)
         seed = masked & self._seeds & (jnp.arange(self.block_length)[None] == 0)
         return at, jnp.where((state.stored < at[:, 0])[:, None] | (seed[:, :1]), seed, masked) & ~state.done[:, None]
@@ -204,21 +205,24 @@ class BlockDiffusion(DiffusionDecoder):
         final, _, new = self._read_blocks(params, state, at, state.tokens[:, None])
         features = final[:, 0, : self.block_length]
         if self._seeds:
-            features = jnp.concatenate([features[:, -1:], features[:, :-1]], axis=1)  # the first one is the seed's
+            features = jnp.concatenate([features[:, -1:], features[:, :-1]], axis=1)  # the first position is the seed's
         logits = self._possible(self.target.unembed(params["target"], features))
         return logits, (at < state.limit[:, None]) & ~storing[:, None], new
 
     def _read_blocks(self, params, state, at, canvases, several=True):
-        """Features `[B, K, N, E]` of a block of canvases `[B, K, L]`, from which position on `[B]`, and the state after that
-        pass: the active block, or the one that is to be stored, and with shifted logits and no seeds the token before it. Where
-        not `several`, only the first canvas counts."""
+        """Features `[B, K, N, E]` of a block of canvases `[B, K, L]`, their first positions `[B]`, and the state after
+        that pass.
+
+        The block is the active one or the one to be stored; with shifted logits and no seeds, the token before it is
+        read too. Unless `several`, only the first canvas counts.
+        """
         count, capacity = canvases.shape[1:]
         ahead = int(self.shift and not self._seeds)
         storing = self._storing(state, at)
         begin = jnp.where(storing, state.stored, at[:, 0])
         read = begin[:, None] - ahead + jnp.arange(ahead + self.block_length)[None]
         real = read < state.limit[:, None]
-        # a block is read whole, as in training: masks stand after the limit too
+        # a block is read whole, as in training: there are masks after the limit too
         blocks = jax.vmap(block_of, in_axes=(1, None), out_axes=1)(canvases, read)
         blocks = jnp.where(real[:, None], blocks, self.mask_id)
 
@@ -227,12 +231,12 @@ class BlockDiffusion(DiffusionDecoder):
             of, slot = jnp.divmod(jnp.arange(place.shape[1]), read.shape[1])
             own = slot >= ahead  # the token before the block is in the cache, and sees nothing else
             visible = None if count == 1 else jnp.broadcast_to(of[:, None] == of[None], (*place.shape, place.shape[1]))
-            if self._from_prompt:  # a last block ends where the text does
+            if self._from_prompt:  # a last block ends with the text
                 ends = own[None] & jnp.tile(real, (1, count))
                 visible = ((of[:, None] == of[None]) & own[:, None])[None] & ends[:, None]
             tokens = blocks[:, :count].reshape(place.shape)
             final, delta = self._read_block(params, state.cache, tokens, place, begin, visible)
-            # what an unfinished block writes lies after `stored`: it is not read before it is written again
+            # entries of an unfinished block lie after `stored`, so they are written again before they are read
             write = jnp.tile(real & ~state.done[:, None], (1, count)) & ((of == 0) & own)[None]
             cache = self.target.commit(state.cache, delta, None, jnp.where(write, place, capacity))
             final = final.reshape(*blocks[:, :count].shape, -1)

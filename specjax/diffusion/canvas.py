@@ -1,12 +1,14 @@
-"""Block diffusion over canvases of random tokens (DiffusionGemma): no mask, every token may change until its canvas is final.
+"""Block diffusion over canvases of random tokens (DiffusionGemma): no mask, and every token may change until its canvas
+is final.
 
-A canvas begins as random tokens. A pass predicts all of it; the sampler keeps the surest predictions, the other positions
-get random tokens anew, and the next pass sees a soft embedding of this one's distributions (self-conditioning). A final
-canvas is the likeliest tokens of its last pass. It is read once more as text, causally, its keys and values are stored,
-and the next canvas follows.
+A canvas begins as random tokens. A pass predicts all of it. The sampler keeps the surest predictions, and the other
+positions get new random tokens. The next pass sees a soft embedding of this one's distributions (self-conditioning).
 
-In the shape descriptions `B` denotes rows, `R` inserted rows, `W` the canvas, `L` the text buffer, `V` the vocabulary and `E`
-the model width.
+A final canvas consists of the likeliest tokens of its last pass. It is read once more as text, causally, and its keys
+and values are stored; the next canvas follows.
+
+In the shape descriptions `B` denotes rows, `R` inserted rows, `W` the canvas, `L` the text buffer, `V` the vocabulary
+and `E` the model width.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ from specjax.state import Finish, Rows, Stats, finish_rows
 Array = jax.Array
 PyTree = Any
 
-NOISE = 5  # the purpose of the random tokens, beside those of `specjax.diffusion.decoder`
+NOISE = 5  # the purpose of the random tokens, in addition to those of `specjax.diffusion.decoder`
 
 
 class CanvasLM(LM, Protocol):
@@ -40,15 +42,16 @@ class CanvasLM(LM, Protocol):
     def read(
         self, params: PyTree, tokens: Array, positions: Array, cache: PyTree, soft: Array, settled: Array
     ) -> Output:
-        """One block a row, after what the cache holds before its first position: `final`, and a `delta`.
+        """Reads one block per row after what the cache holds before its first position: `final`, and a `delta`.
 
         Args:
           params: the parameters.
           tokens: `[B, W]` int32.
           positions: `[B, W]` int32, in sequence.
           cache: of the text.
-          soft: `[B, W, E]`, of the last pass over the canvas; 0 before the first.
-          settled: `[B]` bool: the row's tokens are text, read as `__call__` does; only then the delta may be stored.
+          soft: `[B, W, E]`, from the last pass over the canvas; 0 before the first.
+          settled: `[B]` bool: whether the row's tokens are text, read as in `__call__`; only then may the delta be
+            stored.
         """
         ...
 
@@ -63,10 +66,10 @@ class CanvasState(Rows):
     """The rows of a canvas decoder; `tokens` are text, and garbage from `length` on.
 
     Attributes:
-      stored: `[B]` int32, how many of them the cache holds; of a running row all, or all but the last canvas.
+      stored: `[B]` int32, how many of these tokens the cache holds; in a running row all, or all but the last canvas.
       step: `[B]` int32, passes over the canvas so far.
-      canvas: `[B, W]` int32, what the next pass reads.
-      soft: `[B, W, E]`, what it knows of the last one.
+      canvas: `[B, W]` int32, the tokens that the next pass reads.
+      soft: `[B, W, E]`, the next pass's soft embedding of the last one's distributions.
       memory: the sampler's.
       cache: keys and values of the text.
     """
@@ -82,12 +85,12 @@ class CanvasState(Rows):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CanvasInfo(Pretty):
-    """What one step did; nothing here is needed by the next one.
+    """The record of one step; the next step does not need it.
 
     Attributes:
       start: `[B]` int32, the first position of the block that was read.
       kept: `[B, W]` bool, the predictions that the next pass reads.
-      finished: `[B]` bool, whose canvas became text.
+      finished: `[B]` bool, rows whose canvas became text.
     """
 
     start: Array
@@ -99,18 +102,20 @@ class CanvasInfo(Pretty):
 class CanvasDiffusion(Decoder[CanvasState]):
     """A decoder of canvases. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
-    A step is a pass over one block a row: its canvas, or a final one that is not stored yet. Canvases follow the prompt,
-    wherever it ends; the last one is read whole, and cut at the row's limit.
+    A step is a pass over one block per row: its canvas, or a final one that is not stored yet. Canvases follow the
+    prompt, wherever it ends; the last one is read whole, and cut at the row's limit.
 
-    The random token at a position is a function of the row's key, the position and the pass, and so is the noise of a draw:
-    neither the batch nor the mesh changes them. At temperature 0 predictions are the likeliest tokens; else they are drawn from
-    the distribution that the sampler's own temperature leaves, warped by the row's options: 1 is the published sampler.
+    The random token at a position is a function of the row's key, the position and the pass, and so is the noise of a
+    draw: neither the batch nor the mesh changes them. At temperature 0 predictions are the likeliest tokens. Otherwise
+    they are drawn from the distribution after the sampler's own temperature, warped by the row's options; temperature 1
+    is the published sampler.
 
     Attributes:
       target: the model.
       policy: the sampler.
       block_length: W.
-      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
+      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over
+        `context`.
     """
 
     target: CanvasLM
@@ -122,7 +127,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
         """Itself.
 
         Raises:
-          ValueError: on an empty canvas.
+          ValueError: for an empty canvas.
         """
         if self.block_length < 1:
             raise ValueError(f"block_length must be at least 1, got {self.block_length}")
@@ -152,8 +157,10 @@ class CanvasDiffusion(Decoder[CanvasState]):
         return self._constrain(state)
 
     def prefill(self, params: PyTree, state: CanvasState, prompts: Prompts) -> CanvasState:
-        """See `Decoder.prefill`: the prompts' keys and values are stored. Of a row's sampling options temperature, top-k, top-p
-        and min-p are used."""
+        """See `Decoder.prefill`: the prompts' keys and values are stored.
+
+        Only a row's temperature, top-k, top-p and min-p are used.
+        """
         count, size = prompts.tokens.shape
         capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
         dtype = jax.tree.leaves(state.cache)[0].dtype
@@ -237,7 +244,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
         noise = self._noise(state.key, step, at + self.block_length * finished[:, None])
 
         def next_of(new, blank, old):
-            """`new` in rows whose canvas goes on, `blank` in those that begin another one."""
+            """`new` in rows whose canvas goes on, `blank` in rows that begin another one."""
             wide = lambda mask: jnp.expand_dims(mask, tuple(range(1, new.ndim)))
             return jnp.where(wide(renewed), new, jnp.where(wide(finished), blank, old))
 
@@ -254,7 +261,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
         return self._constrain(state), CanvasInfo(at[:, 0], keep, finished)
 
     def _draw(self, state, at, scores, likeliest):
-        """Predictions `[B, W]`: the likeliest tokens, or in sampled rows a draw."""
+        """Predictions `[B, W]`: the likeliest tokens, or draws in sampled rows."""
         live, sampled = ~state.done, state.sampling.temperature > 0
 
         def draw():

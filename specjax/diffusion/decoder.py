@@ -1,4 +1,4 @@
-"""The masked-diffusion step: read the canvas, guess the active block, commit what the policy is sure of.
+"""The masked-diffusion step: read the canvas, guess the active block, commit what the policy chooses.
 
 In the shape descriptions `B` denotes rows, `R` inserted rows, `L` the canvas, `W` the block length, `V` the vocabulary.
 """
@@ -41,36 +41,39 @@ PyTree = Any
 
 
 State = TypeVar("State", bound=DiffusionState)
-"""Its own, which classes that extend it add fields to."""
+"""The decoder's own state; subclasses add fields to it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionDecoder(Decoder[DiffusionState]):
     """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
-    Blocks are finished from left to right (semi-autoregressive); one block as long as the canvas has no order. Blocks count
-    from the end of a row's prompt; open positions may lie anywhere after it, between known ones too.
+    Blocks are finished from left to right (semi-autoregressive); a single block as long as the canvas has no order.
+    Blocks count from the end of a row's prompt. Open positions may lie anywhere after it, also between known ones.
 
-    A drawn token is `argmax(log p / temperature + g)` with noise of the row's key, its position and the pass over its block,
-    so neither the batch nor the mesh changes it.
+    A drawn token is `argmax(log p / temperature + g)`. Its noise depends on the row's key, its position and the pass
+    over its block, so neither the batch nor the mesh changes it.
 
     Attributes:
       target: the model; it sees the whole canvas, in both directions.
       mask_id: the id of an open position. It is never predicted.
-      policy: what to commit.
-      cache: what to compute anew.
+      policy: decides what to commit.
+      cache: decides what to recompute.
       block_length: W.
-      shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
-      cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are those without what was given
-        (LLaDA's `generate`). A pass then reads two canvases per row. 0 is off.
-      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
-      never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
-      doubted: ids that are predicted, but of probability 0 to a policy, which sees the distribution without them
+      shift: whether the model's output at position i - 1 is for position i (Dream), rather than the output at i
+        (LLaDA).
+      cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are the logits without the
+        given tokens (LLaDA's `generate`). A pass then reads two canvases per row. 0 is off.
+      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over
+        `context`.
+      never: further ids that are not predicted (LLaDA's `logits_eos_inf`).
+      doubted: ids that are predicted, but have probability 0 for a policy, which sees the distribution without them
         (LLaDA's `confidence_eos_eot_inf`).
-      warped: whether confidences are probabilities after temperature and filters, as in the samplers of Dream, SDAR, TraDo,
-        LLaDA 2 and Fast-dLLM v2, or the model's own, as in LLaDA's. A policy may say so itself (`Unmask.warped`).
-      growth: with a cache, how many times as wide as the one before each static size of a pass is, of which each is a program;
-        0: there is one, as wide as any pass.
+      warped: whether confidences are probabilities after temperature and filters, as in the samplers of Dream, SDAR,
+        TraDo, LLaDA 2 and Fast-dLLM v2, or the model's own, as in LLaDA's. A policy may decide this itself
+        (`Unmask.warped`).
+      growth: with a cache, the factor between the static sizes of a pass, each of which is a program. 0: there is one
+        size, as wide as any pass.
     """
 
     target: LM
@@ -90,8 +93,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         """Itself.
 
         Raises:
-          ValueError: on a mask id outside the vocabulary, an empty block, a growth of 1, or guidance or a policy that edits
-            with a cache.
+          ValueError: for a mask id outside the vocabulary, an empty block, a growth of 1, or if guidance or an editing
+            policy is combined with a cache.
         """
         if not 0 <= self.mask_id < self.target.vocab_size:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -111,7 +114,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
         if self.cache.chooses and not hasattr(self.target, "values"):
             raise ValueError(
-                f"{type(self.target).__name__} does not say its layers' values, by which this cache chooses: leave share out"
+                f"{type(self.target).__name__} does not show its layers' values, by which this cache chooses: leave share out"
             )
         if self.policy.edits and self.cache.keeps:
             raise ValueError(
@@ -203,8 +206,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
     def prefill(self, params: PyTree, state: DiffusionState, prompts: Prompts) -> DiffusionState:
         """See `Decoder.prefill`: every position from a prompt's end to its limit is open, and so are open spans of the prompt.
 
-        Blocks begin at a prompt's first open position. What is read of a prompt, if anything, is read in one pass. Of a row's
-        sampling options temperature, top-k, top-p and min-p are used.
+        Blocks begin at a prompt's first open position. If any part of a prompt is read, it is read in one pass. Only a
+        row's temperature, top-k, top-p and min-p are used.
         """
         count, size = prompts.tokens.shape
         capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
@@ -235,11 +238,13 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return dataclasses.replace(state, limit=limit)
 
     def _end(self, state: DiffusionState) -> Array:
-        """Where texts end `[B]`: with the canvas, unless that is filled beyond it."""
+        """Where texts end `[B]`: at the canvas's end, unless the canvas is filled beyond the text."""
         return state.limit
 
     def _read_prompts(self, params, fresh, prompts, lengths) -> DiffusionState:
-        """Rows with what is computed of their prompts before the first step: nothing, since that writes all of a cache."""
+        """Rows with what is computed for their prompts before the first step: nothing, because that step writes all of
+        a cache.
+        """
         return fresh
 
     def axes(self, state: State) -> State:
@@ -264,7 +269,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return state.prompt_length + (state.reached - state.prompt_length) // self.span * self.span
 
     def _entry(self, state: DiffusionState) -> Array:
-        """How many positions of the active block a policy's schedule is for `[B]`."""
+        """The number of positions `[B]` of the active block for which a policy's schedule is made."""
         return self._masked(state)[1].sum(axis=1)
 
     @on_mesh
@@ -273,7 +278,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return self._advance(params, state, *self._active(state))  # type: ignore[return-value]
 
     def _active(self, state: DiffusionState) -> tuple[Array, Array]:
-        """Positions of the active block, and those that a pass may commit."""
+        """Positions of the active block, and which of them a pass may commit."""
         at, masked = self._masked(state)
         return at, masked & ~state.done[:, None]
 
@@ -294,18 +299,18 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return self._commit(state, at, masked, commit, choice, memory, failed), DiffusionInfo(at[:, 0], commit, choice)
 
     def _storing(self, state, at) -> Array:
-        """Which rows' pass reads no active block `[B]`: it only stores a finished one."""
+        """In which rows the pass reads no active block `[B]`, but only stores a finished one."""
         return jnp.zeros_like(state.done)
 
     def _seeded(self, state, masked, commit):
-        """What is committed, where a pass that enters a block may be one that commits its first token alone."""
+        """The commits, if a pass that enters a block may have to commit only its first token."""
         if not (self.shift and self.cache.seeds):
             return commit
         first = jnp.arange(masked.shape[1])[None] == jnp.argmax(masked, axis=1)[:, None]
         return jnp.where((state.step == 0)[:, None], masked & first, commit)
 
     def _predict(self, params, state, at, masked) -> tuple[Guess, DiffusionState]:
-        """What the model predicts for the active block, and the state after that pass."""
+        """The model's predictions for the active block, and the state after that pass."""
         if not self.policy.whole:
             with jax.named_scope("target"):
                 logits, _, state = self._read(params, state, at, masked)
@@ -338,16 +343,19 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return dataclasses.replace(guess, overview=overview), state
 
     def _view(self, state, at) -> Array:
-        """The positions `[B, N]` of an overview: neighbours."""
+        """The positions `[B, N]` of an overview; they are consecutive."""
         return jnp.broadcast_to(jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None], state.tokens.shape)
 
     def _blocks(self, state) -> Array:
-        """How many blocks rows have `[B]`."""
+        """The number of blocks of each row `[B]`."""
         return -(-(state.limit - state.prompt_length) // self.block_length)
 
     def _read(self, params, state, at, masked) -> tuple[Array, Array, DiffusionState]:
-        """Logits `[B, W, V]` of these positions, without the ids that are never predicted, which of them were read, and the
-        state with its cache after that pass. Garbage where nothing is open; what is `masked` is read in any case."""
+        """Logits `[B, W, V]` of these positions, which of them were read, and the state with its cache after that pass.
+
+        Ids that are never predicted have no logits. Logits are garbage where nothing is open; `masked` positions are
+        read in any case.
+        """
         source = jnp.maximum(at - 1, 0) if self.shift else at
         read = at < state.limit[:, None]
         if self.cache.keeps:
@@ -367,7 +375,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
 
     def _seen(self, state) -> Array:
-        """Where what a pass sees ends `[B]`."""
+        """The end `[B]` of the positions that a pass sees."""
         reach = self.policy.sees(state.memory)
         if reach is None:
             return state.limit
@@ -379,7 +387,9 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return jnp.take_along_axis(final, source[:, :, None], axis=1, mode="clip")
 
     def _recompute(self, weights, state, at, source, masked):
-        """Features `[B, W, E]` from a pass over what the cache policy asks for, the cache, and what was computed `[B, L]`."""
+        """Features `[B, W, E]` from a pass over the positions of the cache policy, the cache, and what was computed
+        `[B, L]`.
+        """
         size = state.tokens.shape[1]
         plan = self.policy.plan(self._noise(state, at), masked, state.step, state.entry)
         if plan is not None:
@@ -396,8 +406,10 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return features[:, 0], cache, active
 
     def _asked(self, state, source, masked, plan=None):
-        """What a pass computes anew `[B, L]`: what the cache policy says, and what logits are read from; and the rows of which
-        that is everything `[B]`."""
+        """What a pass recomputes `[B, L]`, and in which rows that is everything `[B]`.
+
+        It recomputes the cache policy's positions and those whose logits are read.
+        """
         size = state.tokens.shape[1]
         canvas, real = self._canvas(state, plan)
         read = jax.vmap(lambda source, masked: jnp.zeros((size,), bool).at[source].max(masked, mode="drop"))(
@@ -407,7 +419,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return active, jnp.all(active == real, axis=1) & ~state.done
 
     def _by_layer(self, weights, state, source):
-        """The same, of a cache policy whose choice is each layer's own."""
+        """The same for a cache policy that lets each layer choose."""
         canvas, real = self._canvas(state)
         must = (self.cache.active(canvas) | (canvas.passes == 0)[:, None]) & real
         new = real & (canvas.at >= state.prompt_length[:, None])
@@ -417,7 +429,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         return jnp.take_along_axis(features, source[:, :, None], axis=1, mode="clip"), cache, real
 
     def _canvas(self, state, plan=None):
-        """What a cache policy looks at, and what there is `[B, L]`."""
+        """The view of the canvas for a cache policy, and which positions exist `[B, L]`."""
         everywhere = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None]
         real = (everywhere < state.limit[:, None]) & ~state.done[:, None]
         start = self._start(state)
@@ -463,12 +475,12 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         )
 
     def _warp(self, dist, state) -> Array:
-        """Scores `[B, W, V]` after temperature and filters; of greedy rows after filters, as Dream's sampler has them."""
+        """Scores `[B, W, V]` after temperature and filters; in greedy rows after filters only, as in Dream's sampler."""
         heat = jnp.where(state.sampling.temperature > 0, state.sampling.temperature, 1.0)
         return warp(dist, state.sampling.replace(temperature=heat), ~state.done)
 
     def _noise(self, state, at):
-        """Uniforms `[B, W]` of these positions and of the pass; of a policy that is `ordered`, of the positions alone."""
+        """Uniforms `[B, W]` of these positions and of the pass; for an `ordered` policy, of the positions alone."""
         step = jnp.zeros_like(state.step) if self.policy.ordered else state.step
         return uniform(jax.vmap(jax.random.fold_in)(state.key, step), at, CHOOSE)
 
@@ -502,8 +514,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
 
     def _commit(self, state, at, masked, commit, choice, memory, failed) -> DiffusionState:
         live = ~state.done
-        # not in a pass that only stores; where all positions count, those to write may lie before the block, and a policy that
-        # edits may find nothing open
+        # not in a pass that only stores; if all positions count, those to write may lie before the block, and an editing policy
+        # may find nothing open
         working = live & ~failed & (masked.any(axis=1) | self._lasts | self.policy.edits)
         if choice.end is not None:
             limit = jnp.where(working, jnp.minimum(state.limit, choice.end), state.limit)
@@ -522,12 +534,12 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             state.stats.steps + steps,
             state.stats.accepted + steps[:, None] * (jnp.arange(self.span + 1)[None] == count[:, None]),
         )
-        # where tokens of finished blocks may change, an end of text counts once all of the canvas is known
+        # if tokens of finished blocks may change, an end of text counts once all of the canvas is known
         final = jnp.where(reached < state.limit, 0, reached) if self._lasts else reached
         end = ends_at(tokens, state.opened, jnp.minimum(final, self._end(state)), state.eos)
         ended = live & (end < final)
         finish = finish_rows(state, reached, ended, failed)
-        # what a row shows is final
+        # a row shows only final tokens
         shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if self._lasts else reached
         shown = jnp.minimum(shown, self._end(state))
         blank = memory if self._lasts else self.blank(*tokens.shape)

@@ -1,7 +1,7 @@
 """FreeDave: several steps of static decoding from one pass, verified by the same pass (arXiv:2510.00294).
 
-What static decoding would commit next is guessed from the predictions at hand: the n surest now, then the next n, and so on.
-One pass reads all of these drafts; each is kept as long as static decoding, from the one before, would have made it. So the
+The next commits of static decoding are guessed from the present predictions: the n surest now, then the next n, and so
+on. One pass reads all of these drafts. Each is kept if static decoding would have made it from the one before. So the
 text is that of static decoding with the same cache, in fewer passes.
 
 In the shape descriptions `K` denotes the drafts of a pass, `W` the positions of the active block.
@@ -32,8 +32,9 @@ class FreeDave(Fixed):
 
     Attributes:
       drafts: K.
-      eager: the published eager acceptance: drafts reach into the next block. Once the first block is known, the next one's
-        drafts are those of the last pass that saw it open, and the first of them is kept unseen: no longer the same text.
+      eager: the published eager acceptance, in which drafts reach into the next block. Once the first block is known,
+        the next block's drafts are those of the last pass that saw it open, and the first of them is kept unseen. The
+        text is no longer the same.
     """
 
     about = About(
@@ -62,14 +63,18 @@ class FreeDave(Fixed):
 
 @dataclasses.dataclass(frozen=True)
 class FreeDaveDecoder(DiffusionDecoder):
-    """A `DiffusionDecoder` whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times
-    what static decoding computes anew, over one cache.
+    """A `DiffusionDecoder` whose policy is `FreeDave`.
 
-    The first draft of a pass is the canvas as static decoding has it. The others follow from what the last pass over the block
-    predicted. The state's `memory` holds that: `tokens` and `score` `[B, W]`, whether there was such a pass (`ready` `[B]`),
-    and how many static steps the first draft is ahead of the canvas (`owed` `[B]`: 1 where nothing of it was committed yet).
-    A pass keeps drafts as long as they are static decoding's, and commits its next step after the last one kept: never fewer
-    tokens than static decoding.
+    Without a cache a pass reads K canvases; with one, it reads K times the positions that static decoding recomputes,
+    over one cache.
+
+    The first draft of a pass is the canvas as static decoding has it. The others follow from the predictions of the
+    last pass over the block. The state's `memory` holds these: `tokens` and `score` `[B, W]`, whether there was such a
+    pass (`ready` `[B]`), and how many static steps the first draft is ahead of the canvas (`owed` `[B]`: 1 if nothing
+    of it was committed yet).
+
+    A pass keeps drafts as long as they are static decoding's, and commits the next static step after the last kept one.
+    So it never commits fewer tokens than static decoding.
     """
 
     policy: FreeDave = FreeDave()
@@ -96,7 +101,7 @@ class FreeDaveDecoder(DiffusionDecoder):
 
     @property
     def _onward(self) -> bool:
-        """Whether a pass sees a draft's next block as well."""
+        """Whether a pass also sees a draft's next block."""
         return not self.cache.keeps
 
     def blank(self, batch, capacity):
@@ -150,7 +155,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         return new, DiffusionInfo(at[:, 0], choice.commit, choice)
 
     def _drafted(self, state, masked):
-        """What each draft commits `[B, K, W]`: nothing, then static decoding's next steps, if predictions stay as they are."""
+        """The commits of each draft `[B, K, W]`: none, then static decoding's next steps if predictions stay as they are."""
         memory, after = state.memory, []
         for ahead in range(self.policy.drafts):
             after.append(self._count(state.step + ahead, state.entry))
@@ -181,13 +186,13 @@ class FreeDaveDecoder(DiffusionDecoder):
         return jnp.where(state.memory["ready"], chain, 0)
 
     def _count(self, step, entry):
-        """How many tokens static decoding's pass number `step` commits; of an eager one as many in each."""
+        """How many tokens static decoding's pass number `step` commits; an eager pass commits the same number each time."""
         if self._blocks_ahead:
             step, entry = jnp.zeros_like(step), jnp.full_like(entry, self.block_length)
         return jnp.maximum(self.policy.count(step, entry, self.rounded), 1)
 
     def _ranked(self, guess: Guess):
-        """How sure each prediction is `[B, W]`; where drafts reach into the next blocks, the earlier ones come first."""
+        """How sure each prediction is `[B, W]`; if drafts reach into the next blocks, the earlier blocks come first."""
         score = self.policy.score(guess)
         if not self._blocks_ahead:
             return score
@@ -195,7 +200,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         return score - later[None] * (1 + math.log(self.target.vocab_size))  # no rule's scores are further apart
 
     def _kept_eagerly(self, memory, fresh, here):
-        """What is remembered: in an eager pass over a block whose first part is known, what was remembered before."""
+        """The new memory: in an eager pass over a block whose first part is known, the memory before the pass."""
         if not self._blocks_ahead:
             return fresh
         stays = memory["ready"] & ~jnp.any(here[:, : self.block_length], axis=1)
@@ -213,7 +218,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         )
 
     def _look(self, params, state, at, left, drafts) -> tuple[Array, Array, DiffusionState]:
-        """Features `[B, K, N, E]` of the drafts, from which position on `[B]`, and the state with its cache after that pass."""
+        """Features `[B, K, N, E]` of the drafts, their first positions `[B]`, and the state with its cache after that pass."""
         count, size = self.policy.drafts, state.tokens.shape[1]
         canvases = self._canvases(state, at, drafts)
         if not self.cache.keeps:
@@ -225,7 +230,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         active, wide = self._asked(state, own, left[:, 0])
         wanted = left.any(axis=2) & state.memory["ready"][:, None]
         wanted = wanted.at[:, 0].set(True)
-        needed = count * (self.span + 1)  # of all drafts; the widths grow by as much, since each is a program
+        needed = count * (self.span + 1)  # for all drafts; the widths grow by the same factor, because each is a program
         most = max(size, count * self.cache.most(self.span + 1, size))
         final, cache = read_drafts(
             self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],
@@ -240,7 +245,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         return each(state.tokens, at, jnp.ones_like(at, bool), drafts)
 
     def _expect(self, params, state, at, masked, final, first) -> Guess:
-        """What features `[B, N, E]`, from the position `first` on, say of the positions `at`."""
+        """The predictions for the positions `at` from features `[B, N, E]`, which begin at the position `first`."""
         slot = at - self.shift - first[:, None]
         features = jnp.take_along_axis(final, slot[:, :, None], axis=1, mode="clip")
         return self._guess(state, at, masked, self._possible(self.target.unembed(params["target"], features)))
@@ -248,8 +253,10 @@ class FreeDaveDecoder(DiffusionDecoder):
 
 @dataclasses.dataclass(frozen=True)
 class FreeDaveBlocks(FreeDaveDecoder, BlockDiffusion):
-    """The same for models whose blocks do not see later ones: a pass reads K drafts of a block over their exact cache, or
-    stores a finished block."""
+    """The same for models whose blocks do not see later ones.
+
+    A pass reads K drafts of a block over their exact cache, or stores a finished block.
+    """
 
     @property
     def _onward(self):

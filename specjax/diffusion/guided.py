@@ -1,8 +1,9 @@
-"""Guided diffusion: an autoregressive model says how far a diffusion model's predictions hold (FlashDLM, arXiv:2505.21467).
+"""Guided diffusion: an autoregressive model decides how many of a diffusion model's predictions are accepted (FlashDLM,
+arXiv:2505.21467).
 
-The diffusion model predicts all open positions of the canvas; the guide reads them once, from left to right, and those before
-the first that it does not accept are committed. It never writes: where it does not accept the first one, that is committed all
-the same.
+The diffusion model predicts all open positions of the canvas. The guide reads them once, from left to right, and those
+before the first that it does not accept are committed. The guide never writes: if it does not accept the first one,
+that is committed all the same.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Supervised(Guess):
-    """A guess that a guide has read. Where the guide's logits are not finite, no token is predicted.
+    """A guess that a guide has read. If the guide's logits are not finite, no token is predicted.
 
     Attributes:
       agreed: `[B]` int32, how many of the canvas's open positions are accepted, from the left; at least 1.
@@ -35,17 +36,21 @@ class Supervised(Guess):
 
 @dataclasses.dataclass(frozen=True)
 class Guided(Unmask):
-    """Commits from left to right what the guide accepts, all over the canvas. Its parameters are `params["guide"]`.
+    """Commits the predictions that the guide accepts, from left to right, all over the canvas. Its parameters are
+    `params["guide"]`.
 
-    `rule` says what it accepts: `top` its `top` likeliest tokens, `threshold` tokens of more than that probability, `relative`
-    those of its `top` likeliest tokens that have at least that share of the likeliest one's probability.
+    `rule` decides what the guide accepts:
+
+    - `top`: its `top` likeliest tokens;
+    - `threshold`: tokens with more than that probability;
+    - `relative`: those of its `top` likeliest tokens that have at least that share of the likeliest one's probability.
 
     Attributes:
       guide: an autoregressive model of the same vocabulary.
       top: how many of the guide's likeliest tokens count; 1 is its own choice.
       rule: `top`, `threshold` or `relative`.
-      threshold: of the rule of that name.
-      relative: of the rule of that name.
+      threshold: for the rule of that name.
+      relative: for the rule of that name.
     """
 
     about = About(
@@ -104,7 +109,7 @@ class GuidedState(DiffusionState):
     """A `DiffusionState` with the guide's cache.
 
     Attributes:
-      guide: of all known tokens before the first open position but the last of them.
+      guide: the cache of all known tokens before the first open position, except the last of them.
     """
 
     guide: Any = None
@@ -120,7 +125,7 @@ class GuidedDecoder(DiffusionDecoder):
 
     def checked(self):
         if not isinstance(self.policy, Guided):
-            raise ValueError("a GuidedDecoder's policy is Guided")
+            raise ValueError("a GuidedDecoder needs the policy Guided")
         if self.policy.guide.vocab_size != self.target.vocab_size:
             raise ValueError(
                 f"the guide has {self.policy.guide.vocab_size} tokens and the model {self.target.vocab_size}: they must share "
@@ -154,14 +159,16 @@ class GuidedDecoder(DiffusionDecoder):
         return dataclasses.replace(fresh, guide=self.guide.commit(fresh.guide, delta, None, known))
 
     def _predict(self, params, state, at, masked):
-        """A pass of the model and, part by part as long as all of a part is accepted, of the guide, whose cache takes in what
-        will be committed."""
+        """A pass of the model, and of the guide, whose cache takes in the tokens that will be committed.
+
+        The guide reads part by part, as long as it accepts all of a part.
+        """
         guess, state = super()._predict(params, state, at, masked)
         state: Any = state
         policy, view = cast(Guided, self.policy), guess.overview
         capacity, slots = state.tokens.shape[1], jnp.arange(self.block_length, dtype=jnp.int32)[None]
         filled = jnp.where(view.open, view.tokens, state.tokens)
-        # the first position that is not drafted: a cache may leave the last ones out
+        # the first position that is not drafted, because a cache may leave the last ones out
         end = jnp.min(jnp.where((view.at >= state.length[:, None]) & ~view.open, view.at, capacity), axis=1)
 
         def part(carry):

@@ -1,8 +1,8 @@
-"""dLLM-Cache's partial refresh: each layer computes anew the positions whose values moved most (arXiv:2506.06295).
+"""dLLM-Cache's partial refresh: each layer recomputes the positions whose values moved most (arXiv:2506.06295).
 
-A layer's values are cheap: they are computed for all of the new text in every pass, and compared with those of before. Of the
-positions that are least similar the layer computes all; the others keep its keys, and what it added to them last.
-In the shape descriptions `L` denotes the canvas, `E` the model width.
+A layer's values are cheap: every pass computes them for all of the new text, and compares them with the earlier ones.
+The layer recomputes the positions that are least similar; for the others it keeps its keys and its last addition to the
+residual stream. In the shape descriptions `L` denotes the canvas, `E` the model width.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Layered(Pretty):
 
     Attributes:
       kv: keys and values of every position.
-      added: a tuple over layers of `[B, L, E]`, what a layer added to the residual stream when it was computed last.
+      added: a tuple over layers of `[B, L, E]`, the layer's addition to the residual stream when it was last computed.
     """
 
     kv: KVCache
@@ -35,11 +35,11 @@ class Layered(Pretty):
 
 
 def begin(target: Any, weights: Any, batch: int, capacity: int, dtype: Any) -> Layered:
-    """An empty one."""
+    """An empty `Layered`."""
     kv = target.init_cache(batch, capacity, dtype)
     one = jnp.zeros((1, 1), jnp.int32)
     stream = lambda weights: target.layers(weights, target.embed(weights, one), 0, 1, Block(one, one, one[0]), None)[0]
-    out = jax.eval_shape(stream, weights)  # layers may add up in another type than embeddings have
+    out = jax.eval_shape(stream, weights)  # layers may sum in another type than the embeddings'
     zeros = lambda: jnp.zeros((batch, capacity, out.shape[-1]), out.dtype)
     return Layered(kv, tuple(zeros() for _ in range(target.num_layers)))
 
@@ -50,14 +50,14 @@ def read_by_layer(
     """Features `[B, L, E]` of the new text (and of what must be computed), and what is kept.
 
     Args:
-      target: the model: one with `values`.
+      target: the model, which must have `values`.
       weights: its parameters.
-      kept: of the passes before.
+      kept: from the passes before.
       tokens: `[B, L]` int32.
-      must: `[B, L]` bool, what every layer computes.
+      must: `[B, L]` bool, the positions that every layer computes.
       new: `[B, L]` bool, the new text.
       share: of the new text, how much a layer chooses, rounded down.
-      seen: `[B]` int32, where what a pass sees ends.
+      seen: `[B]` int32, the end of the positions that a pass sees.
     """
     size = tokens.shape[1]
     count = jnp.floor(share * new.sum(axis=1) + 1e-4).astype(jnp.int32)
@@ -79,7 +79,7 @@ def read_by_layer(
             inputs = jnp.take_along_axis(h, clipped[:, :, None], axis=1)
             seen_by = KVCache(
                 (kept.kv.key[layer],) * (layer + 1), (value,) * (layer + 1)
-            )  # a layer reads its own alone
+            )  # a layer reads only its own
             outputs, delta = target.layers(weights, inputs, layer, layer + 1, block, seen_by)
             written = target.commit(KVCache((kept.kv.key[layer],), (value,)), delta, None, at)
             put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
@@ -94,7 +94,7 @@ def read_by_layer(
 
 
 def _similarity(a, b):
-    """Cosines `[B, L]` of values `[B, L, K, H]`. Coarse, so that what did not move is a tie, whatever it was computed with."""
+    """Cosines `[B, L]` of values `[B, L, K, H]`. They are coarse, so that unchanged positions tie, whatever computed them."""
     a, b = (x.reshape(*x.shape[:2], -1).astype(jnp.float32) for x in (a, b))
     norms = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1)
     return jnp.round(jnp.sum(a * b, axis=-1) / jnp.maximum(norms, 1e-8), 4)

@@ -23,7 +23,7 @@ def diffusion(
       target: the model.
       mask_id: see `DiffusionDecoder`.
       policy: what to commit; None is `Threshold()`.
-      cache: what to compute anew; None is everything.
+      cache: what to recompute; None recomputes everything.
       block_length: see `DiffusionDecoder`.
       shift: see `DiffusionDecoder`.
       cfg_scale: see `DiffusionDecoder`.
@@ -36,7 +36,8 @@ def diffusion(
       warped: see `DiffusionDecoder`.
 
     Raises:
-      ValueError: on a mask id outside the vocabulary, an empty block, a mesh of other axes, or parts that do not go together.
+      ValueError: for a mask id outside the vocabulary, an empty block, a mesh with other axes, or parts that do not go
+        together.
     """
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))

@@ -1,9 +1,11 @@
-"""A pass over a part of the canvas: what is computed anew, in the narrowest static size that holds every row's.
+"""A pass over a part of the canvas: what is recomputed, in the narrowest static size that holds every row's part.
 
-Rows that ask for all of their canvas (they enter a block) are read apart, a few at a time, so that the others need not be as
-wide as they. A pass may read several drafts of a canvas at once: one after the other, each sees itself and the cache,
-and no other draft.
-In the shape descriptions `K` denotes the drafts of a canvas, `L` the canvas, `W` the positions whose features are asked for.
+Rows that ask for all of their canvas (they enter a block) are read separately, a few at a time, so that the others need
+not be as wide. A pass may read several drafts of a canvas at once, one after the other: each sees itself and the cache,
+but no other draft.
+
+In the shape descriptions `K` denotes the drafts of a canvas, `L` the canvas, `W` the positions whose features are asked
+for.
 """
 
 from typing import Any
@@ -19,7 +21,7 @@ from specjax.sharding.rules import parts
 Array = jax.Array
 
 TOGETHER = 512
-"""At least so many tokens of whole canvases are read together: enough for the weights to be read for many, and few rows."""
+"""At least so many tokens of whole canvases are read together: enough to share a read of the weights, but only a few rows."""
 
 
 def read_whole(target: LM, weights: Any, tokens: Array, seen: Array) -> Output:
@@ -34,18 +36,18 @@ def read_drafts(
     target: LM, weights: Any, cache: Any, drafts: Array, active: Array, seen: Array, source: Array, sizes: tuple[int, ...],
     wide: Array,
 ) -> tuple[Array, Any]:  # fmt: skip
-    """Features `[B, K, W, E]`, and the cache with what was computed of the first draft.
+    """Features `[B, K, W, E]`, and the cache with what was computed for the first draft.
 
     Args:
       target: the model.
       weights: its parameters.
       cache: keys and values of every position of the canvas.
       drafts: `[B, K, L]` int32.
-      active: `[B, K, L]` bool, what is computed anew; that of a later draft is that of the first, or nothing.
-      seen: `[B]` int32, where what a pass sees ends.
+      active: `[B, K, L]` bool, what is recomputed; for a later draft the same as for the first, or nothing.
+      seen: `[B]` int32, the end of the positions that a pass sees.
       source: `[B, W]` int32, the positions whose features are returned; garbage where a draft is not active.
       sizes: static widths of a pass; the last one holds all.
-      wide: `[B]` bool, the rows that ask for all of the first draft, and for no other.
+      wide: `[B]` bool, rows that ask for all of the first draft, and for no other draft.
     """
     batch, count, size = drafts.shape
     active = active & ~wide[:, None, None]
@@ -78,7 +80,7 @@ def read_drafts(
 
 
 def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple[Array, Any]:
-    """Features and cache with those of the rows `wide`, of which everything is read."""
+    """Features and cache, with those of the rows `wide`, which are read in full."""
     batch, size = tokens.shape
     rows = -(-TOGETHER // size)
 
@@ -87,7 +89,7 @@ def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple
         found = jnp.take_along_axis(output.final, source[:, :, None], axis=1, mode="clip")
         return found[:, None], target.commit(cache, output.delta, None, dst)
 
-    if rows >= batch or parts(known_mesh(), "batch") > 1:  # rows stay where a mesh has them
+    if rows >= batch or parts(known_mesh(), "batch") > 1:  # rows stay where a mesh has placed them
 
         def together():
             dst = jnp.where(wide[:, None], jnp.arange(size)[None], size)

@@ -1,7 +1,7 @@
-"""DiffusionGemma's sampler: what of a canvas is kept for the next pass, when it is final, and how hot a pass is.
+"""DiffusionGemma's sampler: what is kept of a canvas for the next pass, when it is final, and the temperature of a pass.
 
-Which predictions are kept is the entropy bound of Ben-Hamu et al. 2025 (arXiv:2505.24857); the rest of the rule is the
-published model's own. In the shape descriptions `B` denotes rows, `W` the canvas, `V` the vocabulary.
+The entropy bound of Ben-Hamu et al. 2025 (arXiv:2505.24857) decides which predictions are kept; the rest of the rule is
+the published model's own. In the shape descriptions `B` denotes rows, `W` the canvas, `V` the vocabulary.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Settling:
-    """How long a row's likeliest tokens have stood.
+    """How long a row's likeliest tokens have not changed.
 
     Attributes:
       last: `[B, W]` int32, those of the last pass; -1 before the first.
@@ -31,19 +31,19 @@ class Settling:
 
 @dataclasses.dataclass(frozen=True)
 class EntropyRenoise:
-    """Keeps the surest predictions, and puts random tokens in the place of the others.
+    """Keeps the surest predictions, and puts random tokens in place of the others.
 
-    A pass keeps the positions of least entropy, as many as the sum of all their entropies but the largest stays within
-    `bound`. A canvas is final after `steps` passes, or when its likeliest tokens have not changed for `stability` passes and
-    the mean entropy is below `confidence`.
+    A pass keeps the positions with the least entropy, as many as the sum of their entropies without the largest stays
+    within `bound`. A canvas is final after `steps` passes. It is also final when its likeliest tokens have not changed
+    for `stability` passes and the mean entropy is below `confidence`.
 
     Attributes:
       steps: N, passes over a canvas, at most.
       bound: in nats, more than 0.
-      t_min: logits are divided by a temperature that falls linearly from `t_max` in the first pass: with n passes to come
-        it is t_min + (t_max - t_min) n / N.
+      t_min: logits are divided by a temperature that falls linearly from `t_max` in the first pass: with n passes to
+        come it is t_min + (t_max - t_min) n / N.
       t_max: see `t_min`.
-      stability: 0: tokens need not stand at all.
+      stability: with 0, tokens may change until the end.
       confidence: in nats; 0 never stops early.
     """
 
@@ -72,17 +72,17 @@ class EntropyRenoise:
             raise ValueError(f"entropy_renoise needs 0 <= t_min <= t_max and t_max > 0, got {self.t_min}, {self.t_max}")
 
     def heat(self, step: Array) -> Array:
-        """The temperature `[B]` of a pass with `step` `[B]` passes over its canvas before it."""
+        """The temperature `[B]` of a pass after `step` `[B]` passes over its canvas."""
         return self.t_min + (self.t_max - self.t_min) * ((self.steps - step) / self.steps)
 
     def init(self, batch: int, width: int) -> Settling:
-        """What is remembered of a canvas before its first pass."""
+        """The memory of a canvas before its first pass."""
         return Settling(jnp.full((batch, width), -1, jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def __call__(
         self, log_probs: Array, likeliest: Array, step: Array, memory: Settling
     ) -> tuple[Array, Array, Settling]:
-        """What one pass decides.
+        """The decision after one pass.
 
         Args:
           log_probs: `[B, W, V]` float32, after the temperature.
@@ -91,7 +91,7 @@ class EntropyRenoise:
           memory: of the canvas.
 
         Returns:
-          The positions to keep `[B, W]` bool, whose canvas is final `[B]` bool, and what to remember.
+          The positions to keep `[B, W]` bool, whether each canvas is final `[B]` bool, and the new memory.
         """
         dist = jnp.exp(log_probs)
         entropy = -jnp.sum(jnp.where(dist > 0, dist * log_probs, 0.0), axis=-1)

@@ -1,4 +1,4 @@
-"""What a masked-diffusion decoder carries from step to step, and what a step did.
+"""The state that a masked-diffusion decoder carries from step to step, and the record of a step.
 
 In the shape descriptions `B` denotes rows, `L` the canvas, `W` the block length.
 """
@@ -16,18 +16,21 @@ from specjax.state import Rows
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DiffusionState(Rows):
-    """The rows of a diffusion decoder. `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is
-    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `reached`.
+    """The rows of a diffusion decoder.
+
+    `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is how many tokens are known
+    before the first open one. Blocks begin at `prompt_length`; the active block is the one at `reached`.
 
     Attributes:
-      reached: `[B]` int32, how many tokens are known before the first open one, as far as blocks are finished where commits may
-        be taken back: the active block is there. Equal to `length`, but where tokens of finished blocks may still change.
+      reached: `[B]` int32, how many tokens are known before the first open one; if commits may be taken back, only as
+        far as blocks are finished. The active block is there. Equal to `length`, unless tokens of finished blocks may
+        still change.
       step: `[B]` int32, passes over the active block so far.
       entry: `[B]` int32, how many open positions it had when it began.
-      memory: the unmask policy's, of the active block; of one that is `lasting`, of the row.
-      opened: `[B, L]` bool, the positions that are not the prompt's: open at first.
+      memory: the unmask policy's, for the active block; if the policy is `lasting`, for the row.
+      opened: `[B, L]` bool, the positions outside the prompt's tokens, which were open at first.
       fresh: `[B, L]` bool, the positions that the last step committed.
-      cache: keys and values of every position, as they were computed last; None without a cache.
+      cache: keys and values of every position, as they were last computed; None without a cache.
     """
 
     reached: Int[Array, " B"]
@@ -42,7 +45,7 @@ class DiffusionState(Rows):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DiffusionInfo(Pretty):
-    """What one step did; nothing here is needed by the next one.
+    """The record of one step; the next step does not need it.
 
     Attributes:
       start: `[B]` int32, the active block's first position.

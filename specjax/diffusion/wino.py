@@ -1,7 +1,7 @@
-"""WINO: commits at a low threshold, and opens again what a second look finds unlikely (Hong et al. 2025, arXiv:2507.18578).
+"""WINO: commits at a low threshold, and reopens tokens that a second look finds unlikely (Hong et al. 2025, arXiv:2507.18578).
 
-The second look costs no pass of its own: after the canvas stands a shadow of the active block, masks at the same
-positions. A shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
+The second look needs no separate pass: a shadow of the active block follows the canvas, with masks at the same
+positions. A shadow sees all of the canvas except its own twin, and nothing in the canvas sees a shadow.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Review(Guess):
     """A guess with a second look.
 
     Attributes:
-      again: `[B, W]` float32, the probability of every known token of the block where it is hidden from itself.
+      again: `[B, W]` float32, the probability of every known token of the block when that token is hidden.
     """
 
     again: Any = None
@@ -33,14 +33,14 @@ class Review(Guess):
 
 @dataclasses.dataclass(frozen=True)
 class Wino(Unmask):
-    """Commits the surest above `threshold`, a share of what is open at most, and opens committed tokens below `back` again.
+    """Commits the surest above `threshold`, at most a share of the open positions, and reopens committed tokens below `back`.
 
-    Fewer are opened than the pass before committed, so a block takes at most as many passes as it has positions.
+    Fewer are reopened than the previous pass committed, so a block takes at most as many passes as it has positions.
 
     Attributes:
       threshold: tau.
-      back: tau_back; 0 opens nothing again.
-      share: of the open positions, what one pass may commit, between `fewest` and `most`.
+      back: tau_back; 0 reopens nothing.
+      share: the share of the open positions that one pass may commit; the number is kept between `fewest` and `most`.
       fewest: see `share`.
       most: see `share`.
     """
@@ -66,7 +66,7 @@ class Wino(Unmask):
         return WinoDecoder
 
     def init(self, batch, width, vocab_size):
-        """How many tokens the last pass committed `[B]`; a block's first pass has nothing to open again."""
+        """How many tokens the last pass committed `[B]`; a block's first pass has nothing to reopen."""
         return jnp.zeros((batch,), jnp.int32)
 
     def __call__(self, guess: Review, memory):

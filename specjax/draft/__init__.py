@@ -1,4 +1,4 @@
-"""Drafters: where candidate tokens come from. A line per method, in the order in which they are listed."""
+"""Drafters: where candidate tokens come from. One line per method, in the order in which they are listed."""
 # isort: skip_file
 
 from specjax.draft.none import NoDrafter as NoDrafter

@@ -1,8 +1,8 @@
 """Drafts of adapted length: a chain that stops where going on does not pay (SpecDec++, arXiv:2405.19715).
 
 The rule decides from the draft's side alone, before a token's own score is known, so the classical rejection rule keeps
-its distribution. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed. A
-rule may also decide for the batch, from its load (`specjax.draft.goodput`).
+its distribution. `rungs` makes a short draft cheap to verify. Levels that no live row needs are not computed. A rule
+may also decide for the whole batch, from its load (`specjax.draft.goodput`).
 """
 
 import abc
@@ -20,18 +20,18 @@ from specjax.lm import LM
 from specjax.sharding.rules import replicated
 from specjax.tree import Tree
 
-if TYPE_CHECKING:  # what is loaded when it is asked for
+if TYPE_CHECKING:  # imported only when it is needed
     from specjax.objectives.base import Objective
 
 Array = jax.Array
 PyTree = Any
 Hidden = Callable[[Any], Array]
-"""From a drafter's carry to the features `[B, E]` that its last distribution was read from."""
+"""From a drafter's carry to the features `[B, E]` from which its last distribution was computed."""
 
 
 @runtime_checkable
 class ShowsFeatures(Protocol):
-    """A drafter that shows the features `[B, E]` its last distribution was read from, given the carry of `grow`."""
+    """A drafter that shows the features `[B, E]` of its last distribution, given the carry of `grow`."""
 
     def hidden(self, carry: Any) -> Array: ...
 
@@ -45,19 +45,24 @@ class Rule(abc.ABC):
     needs_features = False
     """Static: whether it reads the draft's features."""
     needs_scores = False
-    """Static: whether it reads the draft's own confidence head; `start` gets that in place of features."""
+    """Static: whether it reads the draft's own confidence head; `start` then gets the head's scores in place of features."""
     together = False
-    """Static: whether all rows stop together, at any of `lengths`. Its `GoesOn` is asked at depth 0 too, whether to draft at
-    all, and a row's draft depends on the others (see `Drafter.alone`)."""
+    """Static: whether all rows stop together, at one of `lengths`.
+
+    If so, its `GoesOn` is also asked at depth 0, whether to draft at all, and a row's draft depends on the others (see
+    `Drafter.alone`).
+    """
 
     @classmethod
     def objective(cls) -> "type[Objective] | None":
-        """What `specjax train` fits its parameters to, imported when it is asked for. Its field `rule` is the rule.
-        None: there are none, or they are not trained here."""
+        """The objective with which `specjax train` fits its parameters, imported when needed. Its field `rule` is the rule.
+
+        None if there are no parameters, or none that are trained here.
+        """
         return None
 
     def lengths(self, length: int) -> tuple[int, ...]:
-        """The lengths that a rule for all rows together chooses from, of chains of at most `length`."""
+        """The lengths from which a rule for all rows together chooses, for chains of at most `length`."""
         return (0, *(rung - 1 for rung in EarlyStop(length).rungs))
 
     def init(self, batch: int) -> PyTree:
@@ -75,7 +80,7 @@ class Rule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(Rule):
-    """Stops below the first token whose confidence (see `EarlyStop`) is under the threshold.
+    """Stops below the first token whose confidence (see `EarlyStop`) is less than the threshold.
 
     Attributes:
       threshold: in [0, 1].
@@ -91,9 +96,9 @@ class Confidence(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Scored(Rule):
-    """Stops below the first token of which the draft's own confidence head says that it is likely rejected (DSpark).
+    """Stops below the first token that the draft's own confidence head expects to be rejected (DSpark).
 
-    DeepSpec leaves that token out; here it is still drafted, as by every rule.
+    DeepSpec leaves that token out; here it is still drafted, as with every rule.
 
     Attributes:
       threshold: in [0, 1]; 0 never stops.
@@ -110,15 +115,15 @@ class Scored(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Online(Rule):
-    """Drafts as many tokens as pay at the row's own acceptance so far.
+    """Drafts the number of tokens that pays best at the row's own acceptance so far.
 
-    With rate a and a draft pass at `cost` of a target pass, k tokens give `(1 + a + ... + a^k) / (1 + cost k)` tokens a
-    target pass; the best k is drafted (the form of SmartSpec's goodput, arXiv:2406.14066, at a fixed load).
+    With rate a, and a draft pass at `cost` of a target pass, k tokens give `(1 + a + ... + a^k) / (1 + cost k)` tokens
+    per target pass; the best k is drafted. This is the form of SmartSpec's goodput (arXiv:2406.14066) at a fixed load.
 
     Attributes:
-      cost: of a draft pass, over a target pass.
-      decay: what past evidence is multiplied by at every step.
-      prior: rate before any evidence, which weighs as one token.
+      cost: of a draft pass, relative to a target pass.
+      decay: the factor by which past evidence is multiplied at every step.
+      prior: the rate before any evidence, which weighs as one token.
     """
 
     about = About("online", "a row drafts what pays at its acceptance so far", "this library")
@@ -135,7 +140,7 @@ class Online(Rule):
         return jnp.full((batch,), self.prior), jnp.ones((batch,))
 
     def best(self, rate: Array, length: int) -> Array:
-        """The length `[B]`, 1 to `length`, that pays most at `rate` `[B]`."""
+        """The length `[B]`, from 1 to `length`, that pays most at `rate` `[B]`."""
         drafted = jnp.arange(1, length + 1)[None]
         return 1 + jnp.argmax((1 + jnp.cumsum(rate[:, None] ** drafted, axis=1)) / (1 + self.cost * drafted), axis=1)
 
@@ -149,7 +154,7 @@ class Online(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(TreeDrafter):
-    """A drafter whose chains end by a rule; see `adaptive`.
+    """A drafter whose chains end according to a rule; see `adaptive`.
 
     `params["draft"]` is {`drafter`: the drafter's own, `rule`: the rule's}.
     """
@@ -238,7 +243,7 @@ class Adaptive(TreeDrafter):
         return Proposal(tree, (state, draft[1]))
 
     def _unless_none(self, some, grown, state, view):
-        """The tree and the drafter's state of a step that drafts, or the root alone and the state as it is."""
+        """The tree and the drafter's state after a step that drafts; otherwise the root alone and the state as it was."""
         shape = jax.eval_shape(grown, state)[0]
         dist = None if shape.log_q is None else jnp.zeros(shape.log_q.shape, shape.log_q.dtype)
         tokens = jnp.broadcast_to(view.root[:, None], (view.root.shape[0], self.nodes))
@@ -277,10 +282,10 @@ class _Ruled:
 
 
 def adaptive(drafter: TreeDrafter, rule: Rule, length: int = 8) -> Adaptive:
-    """A drafter whose chain is at most `length` tokens and ends where the rule says. The text does not change.
+    """A drafter whose chain has at most `length` tokens and ends where the rule says. The text does not change.
 
     Args:
-      drafter: any that leaves its tree to an expander; the chain takes that one's place.
+      drafter: any drafter that leaves its tree to an expander; the chain replaces that expander.
       rule: `Confidence`, `Acceptance`, `Scored`, `Online` or `Goodput`.
       length: the longest chain.
     """
@@ -291,14 +296,14 @@ def judged(state: tuple[Array, Array], decay: float, tree: Tree, accepted: Array
     """Evidence of acceptance after one more step: accepted tokens and judged ones, `[B]` each.
 
     Args:
-      state: before it.
-      decay: what it is multiplied by.
+      state: before the step.
+      decay: the factor for past evidence.
       tree: the step's chain.
-      accepted: `[B]`, of its tokens.
+      accepted: `[B]`, how many of its tokens.
       live: `[B]` bool; other rows stay as they are.
     """
     drafted = tree.valid.sum(axis=1) - 1
-    seen = jnp.minimum(accepted + 1, drafted)  # accepted ones, and the first that was not
+    seen = jnp.minimum(accepted + 1, drafted)  # the accepted tokens, and the first rejected one
     hits, count = (decay * old + new for old, new in zip(state, (accepted, seen), strict=True))
     return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
 

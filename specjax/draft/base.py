@@ -1,4 +1,4 @@
-"""The drafter contract: what proposes tokens, and what a proposal is.
+"""The drafter contract, and what a proposal is.
 
 In the shape descriptions `B` denotes rows, `N` tree nodes, `X` extra slots, `D` the deepest node a step may verify, `L`
 the text buffer, `V` the target's vocabulary, `E` the model width.
@@ -22,7 +22,7 @@ from specjax.sharding.rules import replicated
 from specjax.tree import Children, Extra, Tree
 from specjax.verify.base import Verdict
 
-if TYPE_CHECKING:  # what is loaded when it is asked for
+if TYPE_CHECKING:  # imported only when it is needed
     from specjax.draft.heads.layout import Layout
     from specjax.objectives.base import Objective
 
@@ -37,7 +37,7 @@ class View(Pretty):
       length: `[B]` int32, committed tokens; the root is the last of them and has no cache entry yet.
       live: `[B]` bool, rows still decoding.
       cache: the target's cache.
-      max_depth: static, D: a step commits at most D + 1 tokens, also those that another drafter proposed.
+      max_depth: static, D: a step commits at most D + 1 tokens, including tokens that another drafter proposed.
       keep_q: static, whether the verifier reads `Tree.log_q`.
     """
 
@@ -57,10 +57,10 @@ class View(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chunk(Pretty):
-    """A piece of the prompt, as the target just read it.
+    """A piece of the prompt that the target has just read.
 
     Attributes:
-      block: the target's input, `[B, T]` tokens of equal positions in every row.
+      block: the target's input, `[B, T]` tokens at the same positions in every row.
       real: `[B, T]` bool, the true tokens of the prompt; its last token, the first step's root, is never among them.
       following: `[B, T]` int32, the token after each; after the last real one it is the root.
     """
@@ -82,18 +82,18 @@ class Proposal(Pretty):
 
     @property
     def slots(self) -> int:
-        """Static: tree nodes and extra slots, as many as the target reads of it."""
+        """Static: how many slots the target reads: tree nodes and extra slots."""
         return self.tree.nodes + (0 if self.extra is None else self.extra.tokens.shape[1])
 
     def beside(self, extra: Extra | None) -> "Proposal":
-        """The proposal with slots that the verifier asks for, see `specjax.verify.Verifier.extra`; None: none.
+        """The proposal with the slots that the verifier asks for (see `specjax.verify.Verifier.extra`), or None for no slots.
 
         Raises:
-          ValueError: where it is more than a tree already.
+          ValueError: if the proposal is already more than a tree.
         """
         if extra is not None and (self.extra is not None or self.partial is not None):
             raise ValueError(
-                "this verifier reads slots of its own, beside a tree and nothing else: choose a drafter without extra slots"
+                "this verifier adds slots to a tree, but not to a tree with other slots: choose a drafter without extra slots"
             )
         return self if extra is None else dataclasses.replace(self, extra=extra)
 
@@ -102,7 +102,7 @@ class Proposal(Pretty):
         if nodes == self.tree.nodes:
             return self
         if self.extra is not None:
-            raise ValueError("a proposal with extra slots is read whole: its drafter must have one rung")
+            raise ValueError("a proposal with extra slots cannot be cut: its drafter must have one rung")
         partial = self.partial
         if partial is not None:
             h, delta = jax.tree.map(lambda x: x[:, :nodes], (partial.h, partial.delta))
@@ -138,7 +138,7 @@ class Proposal(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Drafter(abc.ABC):
-    """Proposes a tree. Implementations are frozen dataclasses: their fields are their hyperparameters.
+    """Proposes a tree. Implementations are frozen dataclasses whose fields are their hyperparameters.
 
     `params` is `{"target": ..., "draft": ...}` throughout.
     """
@@ -147,11 +147,13 @@ class Drafter(abc.ABC):
     """Its names in the registry."""
 
     tiles: ClassVar[bool] = False
-    """Whether `specjax.models.widening.tiled` widens its parameters. What a class inherits does not count: it may have more."""
+    """Whether `specjax.models.widening.tiled` widens its parameters. An inherited value does not count: a subclass may
+    have more parameters.
+    """
 
     @property
     def needs_params(self) -> bool:
-        """Static: whether `params["draft"]` must hold something."""
+        """Static: whether `params["draft"]` must hold parameters."""
         return False
 
     @property
@@ -161,7 +163,7 @@ class Drafter(abc.ABC):
 
     @property
     def prefill_wants(self) -> Wants:
-        """Static: what `prefill` needs of it."""
+        """Static: what `prefill` needs of the target's Output."""
         return Wants()
 
     @property
@@ -181,60 +183,70 @@ class Drafter(abc.ABC):
 
     @property
     def children(self) -> Children:
-        """Static: how a node's children come to be, what a verifier may have to know of them."""
+        """Static: how a node's children come to be; some verifiers need to know it."""
         return "deterministic"
 
     @property
     def alone(self) -> bool:
-        """Static: whether a row's tree depends on no other row. Where it does, that may change the tree and so the steps; the
-        text too, by a verifier whose text follows the draft, and so such a one refuses it."""
+        """Static: whether a row's tree depends on no other row.
+
+        If it does depend on others, they may change the tree and so the number of steps. A verifier whose text follows
+        the draft would let them change the text, so it refuses such a drafter.
+        """
         return True
 
     @property
     def looks_back(self) -> float:
-        """Static: of the target's cache, how many positions it reads before those that a step of the target's own sees; where
-        it may read any, `math.inf`. Layers with a window keep so many more (`specjax.Speculative.with_rings`)."""
+        """Static: how far back the drafter reads the target's cache, beyond what a step of the target itself sees.
+
+        In positions; `math.inf` if it may read any. Layers with a window keep that many more
+        (`specjax.Speculative.with_rings`).
+        """
         return 0
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Static: ascending node counts that a step may stop at, `nodes` the last.
+        """Static: ascending node counts that a step may stop at; `nodes` is the last.
 
-        The target reads only the first nodes, up to the lowest rung that covers every valid node of the live rows: a
-        proposal that puts valid nodes first is verified at their price. A proposal with extra slots has one rung.
+        The target reads only the first nodes, up to the lowest rung that covers every valid node of the live rows. So a
+        proposal that puts valid nodes first costs no more than those. A proposal with extra slots has one rung.
         """
         return (self.nodes,)
 
     @property
     def weighs_rungs(self) -> bool:
-        """Static: whether it chooses between its rungs by what each costs, so that all of them are compiled everywhere; see
-        `specjax.speculative.Speculative.rungs`."""
+        """Static: whether it chooses between its rungs by their costs, so that all of them are compiled everywhere.
+
+        See `specjax.speculative.Speculative.rungs`.
+        """
         return False
 
     @property
     def plain_tree(self) -> bool:
-        """Static: whether a proposal is a tree and nothing else, no extra slots and no partial stack."""
+        """Static: whether a proposal is only a tree, without extra slots or a partial stack."""
         return True
 
     def bind(self, target: LM) -> "Drafter":
-        """This drafter made ready for a target (itself, where there is nothing to fill in).
+        """This drafter made ready for a target (itself, if there is nothing to fill in).
 
         Raises:
-          ValueError: where it cannot serve that target.
+          ValueError: if it cannot serve that target.
         """
         return self
 
     def init(self, params: PyTree, batch: int, capacity: int) -> PyTree:
-        """An empty state; every leaf leads with `batch`, but for those that `axes` says the rows share."""
+        """An empty state; every leaf leads with `batch`, except those that the rows share according to `axes`."""
         return ()
 
     def axes(self, draft: PyTree) -> PyTree:
-        """Logical axis names of every leaf (see `specjax.sharding.rules`). A leaf that does not lead with "batch" is
-        shared by the rows: it may change speed, never text."""
+        """Logical axis names of every leaf (see `specjax.sharding.rules`).
+
+        A leaf that does not lead with "batch" is shared by the rows: it may change speed, never text.
+        """
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), draft)
 
     def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
-        """Where its parameters, `params["draft"]`, belong on a mesh; a copy on every device, if nothing else is said."""
+        """Where its parameters, `params["draft"]`, belong on a mesh; by default every device has a copy."""
         return replicated(mesh, params)
 
     def prefill(self, params: PyTree, draft: PyTree, chunk: Chunk, output: Output) -> PyTree:
@@ -243,30 +255,33 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, params: PyTree, draft: PyTree, view: View, sampler: Sampler) -> Proposal:
-        """One tree a row, from committed tokens only."""
+        """Proposes one tree per row, from committed tokens only."""
 
     def catch_up(self, params: PyTree, draft: PyTree, view: View) -> PyTree:
-        """The state after steps that did not call `propose`, for one that does. What `observe` learns from needs nothing."""
+        """The state made ready for a step that calls `propose`, after steps that did not. What `observe` learns from
+        needs nothing.
+        """
         return draft
 
     def trimmed(self, params: PyTree, target_params: PyTree, ids: Any) -> tuple["Drafter", PyTree]:
-        """This drafter and its parameters with a head over the tokens `ids` `[U]` alone; see `specjax.draft.trim`.
+        """This drafter and its parameters with a head over only the tokens `ids` `[U]`; see `specjax.draft.trim`.
 
         Raises:
-          ValueError: where it has no head.
+          ValueError: if it has no head.
         """
         raise ValueError(f"{type(self).__name__} has no language-model head to trim")
 
     def widened(self, params: PyTree, k: int, width: int) -> PyTree:
-        """Its parameters k times as wide, for a target that `specjax.models.widen` made so: it drafts what it drafted before.
+        """Its parameters k times as wide, for a target that `specjax.models.widen` widened: its drafts stay the same.
 
         Args:
           params: `params["draft"]`.
-          k: how many times.
+          k: the factor.
           width: E before.
 
         Raises:
-          ValueError: where no rule is known to do that, which `tiles` of its own class says, or this method of its own.
+          ValueError: if no rule for that is known. A class gives one by its own `tiles`, or by its own version of this
+            method.
         """
         if not vars(type(self)).get("tiles"):
             raise ValueError(
@@ -283,10 +298,10 @@ class Drafter(abc.ABC):
 
 
 def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
-    """`Drafter.catch_up` of one whose own cache of `draft.length` `[B]` tokens grows in `propose`.
+    """`Drafter.catch_up` for a drafter whose own cache of `draft.length` `[B]` tokens grows in `propose`.
 
-    Reads blocks of D + 1 tokens until no live row is further behind than that, by `prefill`, which must not need the target's
-    output.
+    It reads blocks of D + 1 tokens until no live row is further behind than that, by `prefill`, which must not need the
+    target's output.
     """
     width = view.max_depth + 1
     take = lambda at: jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
@@ -301,7 +316,7 @@ def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
 
 
 def ladder(nodes: int) -> tuple[int, ...]:
-    """Rungs for trees with valid nodes first: the root alone, a quarter of the nodes, half of them, all of them."""
+    """Rungs for trees with valid nodes first: the root alone, a quarter of the nodes, half of them, and all of them."""
     return tuple(sorted({1, -(-nodes // 4), -(-nodes // 2), nodes}))
 
 
@@ -312,7 +327,7 @@ class TreeDrafter(Drafter):
     @property
     @abc.abstractmethod
     def expander(self) -> Expander:
-        """Turns next-token distributions into a tree; a field, where the user may choose it."""
+        """Turns next-token distributions into a tree; a field if the user may choose it."""
 
     @property
     def nodes(self) -> int:
@@ -342,13 +357,15 @@ class TreeDrafter(Drafter):
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Drafter):
-    """A drafter with parameters of its own that training makes, `params["draft"]`: nested dicts of arrays."""
+    """A drafter whose own parameters `params["draft"]` are trained: nested dicts of arrays."""
 
     needs_params = True
 
     @property
     def cache_config(self) -> Any:
-        """Static: the `ModelConfig` of the head's own decoder layers, which have a cache; None for a head without any."""
+        """Static: the `ModelConfig` of the head's own decoder layers, which have a cache; None for a head without such
+        layers.
+        """
         return None
 
     def param_shardings(self, mesh, params):
@@ -356,15 +373,18 @@ class Trained(Drafter):
 
     @abc.abstractmethod
     def init_params(self, key: Array, target_params: PyTree) -> PyTree:
-        """Parameters to start training from, once bound to the target."""
+        """Parameters to start training from, once the drafter is bound to the target."""
 
     @classmethod
     def objective(cls) -> "type[Objective] | None":
-        """What `specjax train` fits its parameters to, imported when it is asked for. Its field `drafter` is the bound drafter.
-        None: they are not trained here."""
+        """The objective with which `specjax train` fits its parameters, imported when needed. Its field `drafter` is
+        the bound drafter.
+
+        None if they are not trained here.
+        """
         return None
 
     @classmethod
     def layout(cls) -> "Layout | None":
-        """How published files hold such a head, imported likewise. None: none are read."""
+        """How published files hold such a head, imported when needed. None if no such files are read."""
         return None

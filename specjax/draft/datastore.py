@@ -1,9 +1,11 @@
 """The retrieval datastore: tokenised text, sorted for look-up. `specjax.draft.heads.datastore` keeps it in folders.
 
-It is `{"tokens": [M], "suffixes": [S]}`. `tokens` holds the documents with the separator V, the first id outside the
-vocabulary, before, between and after them (uint16 where V fits, else int32). `suffixes` (int32) holds every position
-that has a token of its own document before and at it, sorted by the tokens before it, nearest first: a suffix array of
-the text read backwards.
+It is `{"tokens": [M], "suffixes": [S]}`.
+
+- `tokens` holds the documents with the separator V, the first id outside the vocabulary, before, between and after them
+  (uint16 if V fits, otherwise int32).
+- `suffixes` (int32) holds every position that has a token of its own document before it and at it. They are sorted by
+  the tokens before them, nearest first: a suffix array of the text read backwards.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,18 +13,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 SPAN = 64
-"""Tokens that positions are sorted by; those that agree on so many stay in text order."""
+"""How many tokens positions are sorted by; positions that agree on all of these stay in text order."""
 
 
 def build(documents: Iterable[Sequence[int]], vocab_size: int) -> dict[str, np.ndarray]:
-    """A datastore of token ids.
+    """Builds a datastore from token ids.
 
     Args:
-      documents: token ids of each; a match never reaches from one into the next.
+      documents: the token ids of each; a match never reaches from one into the next.
       vocab_size: V.
 
     Raises:
-      ValueError: where no document has two tokens, an id lies outside the vocabulary, or there are 2^31 tokens or more.
+      ValueError: if no document has two tokens, an id lies outside the vocabulary, or there are 2^31 tokens or more.
     """
     border = np.asarray([vocab_size], np.int64)
     parts = [border]
@@ -45,9 +47,9 @@ def build(documents: Iterable[Sequence[int]], vocab_size: int) -> dict[str, np.n
 
 
 def ranks(tokens: np.ndarray, span: int) -> np.ndarray:
-    """Ranks `[M]` of all positions by the tokens before them, nearest first: `span` of them, a power of two.
+    """Ranks `[M]` of all positions by the `span` tokens before them, nearest first; `span` is a power of two.
 
-    Prefix doubling (Manber and Myers 1993): ranks by w tokens, and those w tokens earlier, give ranks by 2 w.
+    Prefix doubling (Manber and Myers 1993): the ranks by w tokens here, and w tokens earlier, give the ranks by 2 w.
     """
     count = tokens.size
     rank = np.unique(np.concatenate([tokens[:1], tokens[:-1]]), return_inverse=True)[1].astype(np.int64)

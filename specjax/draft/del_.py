@@ -1,4 +1,4 @@
-"""DEL: drafts at the exit layer, and to the length, that promise most tokens for the layers read (arXiv:2504.05598)."""
+"""DEL: the exit layer and draft length that promise the most tokens for the layers read (arXiv:2504.05598)."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """How well each of X exits foretells the target: decayed sums over the positions that were verified, `[B, X]` float32.
+    """How well each of X exits predicts the target: decayed sums over the verified positions, `[B, X]` float32.
 
     Attributes:
       matched: positions where the exit's own draw was the target's.
@@ -53,8 +53,8 @@ class Pending:
 
     Attributes:
       evidence: so far.
-      shadow: `[B, X, N]` int32, what every exit would have drawn at every node; -1 where it was not asked.
-      confidence: `[B, X, N]` float32, of those.
+      shadow: `[B, X, N]` int32, the token that every exit would have drawn at every node; -1 where it was not computed.
+      confidence: `[B, X, N]` float32, of these draws.
     """
 
     evidence: Evidence
@@ -63,9 +63,9 @@ class Pending:
 
 
 def tokens_per_layer(rate: Array, exits: tuple[int, ...], length: int, layers: int) -> Array:
-    """Expected tokens per step over the layers it reads, `[B, X, length]` for 1 to `length` drafted tokens.
+    """Expected tokens per step over the layers that it reads, `[B, X, length]` for 1 to `length` drafted tokens.
 
-    With d tokens drafted at exit l it is `(1 + a + ... + a^d) / (d l + L)`, a the rate `[B, X]`.
+    With d tokens drafted at exit l it is `(1 + a + ... + a^d) / (d l + L)`, where a is the rate `[B, X]`.
     """
     drafted = jnp.arange(1, length + 1)[None, None]
     cost = drafted * jnp.asarray(exits)[None, :, None] + layers
@@ -74,19 +74,22 @@ def tokens_per_layer(rate: Array, exits: tuple[int, ...], length: int, layers: i
 
 @dataclasses.dataclass(frozen=True)
 class DynamicExit(TreeDrafter):
-    """Training-free, for targets whose early layers were trained to be read by the head (LayerSkip).
+    """Drafts with an early exit of the target; training-free, for targets whose early layers can be read by the head
+    (LayerSkip).
 
-    A step drafts with layers `[0, l)` and the target's own norm and head. Rows choose their draft length, and vote on l by
-    the promise of each exit; a row's draft depends on the others through that vote (see `Drafter.alone`). The draft's
-    work is kept: the chain goes on from l to the last exit, where the target takes over. Every exit's own draws at the
-    verified positions are the evidence for later steps; that reads the head once more for every exit but l.
+    A step drafts with layers `[0, l)` and the target's own norm and head. Rows choose their own draft length, and vote
+    on l by the promise of each exit. Through that vote a row's draft depends on the others (see `Drafter.alone`).
+
+    The draft's work is kept: the chain goes on from l to the last exit, where the target takes over. Every exit's own
+    draws at the verified positions are the evidence for later steps, which costs one more read of the head for every
+    exit but l.
 
     Attributes:
       exits: ascending layer counts to choose from; empty: see `every`.
       length: the longest chain.
-      decay: what a step's evidence is multiplied by at the next.
-      every: without `exits`: an exit after every so many layers; the paper has 1, all of them. A step's program holds a
-        branch for each, and reads the head for each. 0: a quarter and a half of the target.
+      decay: the factor by which a step's evidence is multiplied at the next step.
+      every: without `exits`, an exit after every so many layers. The paper has 1, all of them. A step's program holds a
+        branch for each exit, and reads the head for each. 0 gives a quarter and a half of the target.
       target: filled in by `bind`.
     """
 
@@ -126,7 +129,7 @@ class DynamicExit(TreeDrafter):
         return dataclasses.replace(self, exits=exits, target=target)
 
     def init(self, params, batch, capacity):
-        one = lambda: jnp.ones((batch, len(self.exits)), jnp.float32)  # begins with trust in every exit
+        one = lambda: jnp.ones((batch, len(self.exits)), jnp.float32)  # starts with trust in every exit
         return Evidence(one(), one(), one(), jnp.zeros_like(one()))
 
     def propose(self, params, draft, view, sampler):
@@ -180,9 +183,9 @@ class DynamicExit(TreeDrafter):
         return tree, sure, jnp.stack([*features, *more]), delta
 
     def _shadows(self, weights, choice, tree, sure, features, sampler):
-        """What every exit would draw at every node, and its confidence, `[B, X, N]` each.
+        """The draw of every exit at every node, and its confidence, `[B, X, N]` each.
 
-        The chosen exit has said so already: the drafted tokens. Only the last one's node was not asked.
+        The chosen exit has already drawn: the drafted tokens. Only at the last one's node has it not.
         """
         count, batch, nodes, width = features.shape
         last = jnp.full((batch, 1), -1, jnp.int32)
@@ -201,7 +204,7 @@ class DynamicExit(TreeDrafter):
         return back(tokens), back(confidence)
 
     def observe(self, params, draft, proposal, output, verdict):
-        """Positions up to the first mismatch count, in rows that took something."""
+        """Positions up to the first mismatch count, in rows that committed tokens."""
         tokens = proposal.tree.tokens
         steps = jnp.arange(tokens.shape[1])[None]
         last = verdict.accepted[:, None]

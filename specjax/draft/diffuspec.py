@@ -1,9 +1,9 @@
 """DiffuSpec: a diffusion language model drafts for an autoregressive target (Li et al. 2025, arXiv:2510.02358).
 
 One pass of the diffusion model over mask tokens after the text gives a distribution for every position ahead, each
-without a view of the others' tokens. Paths through that lattice are searched left to right by the drafter's expander,
-with a small causal model beside the distributions: what followed a token earlier in the row's own text. How far ahead
-is proposed follows what was accepted.
+without knowledge of the others' tokens. The drafter's expander searches paths through that lattice from left to right.
+Beside the distributions it uses a small causal model: which tokens followed a token earlier in the row's own text. The
+number of positions proposed ahead follows the number of accepted tokens.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DiffuSpecDraft:
-    """The diffusion model's world.
+    """The state of the diffusion model.
 
     Attributes:
       cache: the diffusion model's cache of committed tokens, each as it was when it was committed.
-      length: `[B]` int32, tokens in it.
+      length: `[B]` int32, tokens in the cache.
       reach: `[B]` float32, the running mean of accepted tokens.
     """
 
@@ -41,21 +41,22 @@ class DiffuSpecDraft:
 class DiffuSpec(TreeDrafter):
     """Drafts with `params["draft"]`, the parameters of the diffusion model `lm`, through any expander.
 
-    The distribution of the token at depth d after a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d
-    is the diffusion model's and n counts how often v followed t in the row's text. The causal model of the paper is an
-    n-gram model of a corpus; this one needs none.
+    The distribution of the token at depth d after a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`. Here p_d
+    is the diffusion model's, and n counts how often v followed t in the row's text. The paper's causal model is an
+    n-gram model of a corpus; this one needs no corpus.
 
-    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the
-    masks after it, but for the prompt's), so that a step reads the new tokens and the masks alone.
+    A committed token's keys and values come from the pass that first saw it (Fast-dLLM's prefix cache). Outside the
+    prompt, that pass had the masks after the token. So a step reads only the new tokens and the masks.
 
     Attributes:
       lm: the diffusion model.
       mask_id: its mask; never proposed.
       expander: turns the distributions into a tree.
-      shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
-      prior: what the diffusion model's distribution weighs, in observed pairs.
-      decay: what the running mean of accepted tokens keeps of itself at every step.
-      ahead: how many tokens beyond that mean are proposed; as large as the expander is deep, it adapts nothing.
+      shift: whether the model's output at position i - 1 is for position i (Dream), rather than the output at i
+        (LLaDA).
+      prior: the weight of the diffusion model's distribution, in observed pairs.
+      decay: the share of its old value that the running mean of accepted tokens keeps at every step.
+      ahead: how many tokens beyond that mean are proposed; at the expander's depth or more, nothing is adapted.
     """
 
     about = About(
@@ -123,7 +124,7 @@ class DiffuSpec(TreeDrafter):
         return caught_up(self, params, draft, view)
 
     def _seen(self, draft, real):
-        """The visibility `[B, T, T]`: every token sees all that is real, and everything itself."""
+        """The visibility `[B, T, T]`: every token sees all real tokens, and every slot itself."""
         return real[:, None, :] | jnp.eye(real.shape[1], dtype=bool)[None]
 
     def propose(self, params, draft, view, sampler):
@@ -151,8 +152,7 @@ class DiffuSpec(TreeDrafter):
         return Proposal(tree, dataclasses.replace(draft, cache=cache, length=view.length))
 
     def _read(self, params, draft, view):
-        """One pass over what the last step committed and the masks after it: the cache, and log-probabilities
-        `[B, D, V]`."""
+        """One pass over the tokens of the last step and the masks after them: the cache, and log-probabilities `[B, D, V]`."""
         batch, width, ahead = view.tokens.shape[0], view.max_depth + 1, self.depth
         at = draft.length[:, None] + jnp.arange(width)[None]
         masks = view.length[:, None] + jnp.arange(ahead)[None]

@@ -1,7 +1,7 @@
-"""What drafters over the target's features share: a head's own cache, kept to committed tokens, and its vocabulary.
+"""What drafters over the target's features share: a head's own cache, limited to committed tokens, and its vocabulary.
 
-Feature i is the target's after token i, and goes with token i + 1: the pair predicts token i + 2. After every step the
-head reads the pairs that the step committed, so that the next proposal starts from the last one's output.
+Feature i is the target's after token i, and is paired with token i + 1: the pair predicts token i + 2. After every step
+the head reads the pairs that the step committed, so that the next proposal starts from the output for the last one.
 """
 
 import abc
@@ -24,18 +24,20 @@ PyTree = Any
 SIZES = {
     "inner": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
 }  # fmt: skip
-"""Fields of drafters that choose the sizes of their layers, and what an MLP (`inner`) and attention call them."""
+"""Fields of drafters that choose the sizes of their layers, and the names of these sizes in an MLP (`inner`) and in
+attention.
+"""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FeatureDraft:
-    """A head's world.
+    """The state of a head.
 
     Attributes:
       cache: the head's own, of committed pairs; None for a head without one.
       length: `[B]` int32, committed pairs: one less than the row's tokens.
-      feature: `[B, F]`, what the head made of the last pair; zeros before the first.
+      feature: `[B, F]`, the head's output for the last pair; zeros before the first.
     """
 
     cache: Any
@@ -120,13 +122,14 @@ class FeatureDrafter(TreeDrafter, Trained):
         return FeatureDraft(_commit(draft.cache, delta, after), draft.length + verdict.committed, feature)
 
     def trimmed(self, params, target_params, ids):
-        """Over the columns `ids` of the draft's own head, or of the target's where it has none."""
+        """Keeps only the columns `ids` of the draft's own head, or of the target's head if the draft has none."""
         kernel = params["head"]["kernel"] if "head" in params else head_kernel(self.target, target_params)
         return self, {**params, "head": {"kernel": kernel[:, ids]}, "ids": jnp.asarray(ids, jnp.int32)}
 
     def restricted(self, params: PyTree, sampler: Sampler) -> Sampler:
-        """The sampler for the head's distributions: `params["draft"]` holds `ids` where it knows fewer tokens than the
-        target."""
+        """The sampler for the head's distributions; `params["draft"]` holds `ids` if the head knows fewer tokens than
+        the target.
+        """
         return sampler.restricted(params["draft"].get("ids"), self.target.vocab_size)
 
 
@@ -142,10 +145,10 @@ def _row(x: Array, index: Array) -> Array:
 
 
 def mask_embedding(target: Any, target_params: PyTree, mask: int = -1) -> Array:
-    """`[1, E]`, what a mask starts from: a token's embedding, or the mean of them all where `mask` is -1.
+    """`[1, E]`, the input of a mask: a token's embedding, or the mean of all embeddings if `mask` is -1.
 
     Raises:
-      ValueError: where there is no such token.
+      ValueError: if there is no such token.
     """
     if not -1 <= mask < target.vocab_size:
         raise ValueError(f"mask={mask} is no token of the target's {target.vocab_size}")
@@ -157,7 +160,7 @@ def head_config(target: Any, what: str) -> Any:
     """The target's `ModelConfig`, from which a head takes its sizes.
 
     Raises:
-      ValueError: where the target has none.
+      ValueError: if the target has none.
     """
     config = getattr(target, "config", None)
     if config is None:
@@ -175,14 +178,14 @@ def layers_config(target: Any, what: str, layers: int = 1) -> Any:
 
 
 def sized(drafter: Any, config: Any) -> Any:
-    """A config with the sizes that a drafter's fields choose; 0 is the config's own.
+    """A config with the sizes that a drafter's fields choose; 0 keeps the config's own.
 
     Args:
       drafter: with the fields `inner`, `heads`, `kv_heads` and `head_dim`.
       config: a `ModelConfig`.
 
     Raises:
-      ValueError: on sizes that do not go together, or not with the config's rope.
+      ValueError: for sizes that do not fit each other or the config's rope.
     """
     from specjax.models import AttentionConfig, MLPConfig
 
@@ -199,10 +202,10 @@ def sized(drafter: Any, config: Any) -> Any:
         raise ValueError(f"{name}: {heads} heads are no multiple of {kv_heads} kv_heads: choose both")
     rope, pairs, width = own.rope.scaling, own.near.rotary_dim // 2, own.near.head_dim
     if width % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
-        raise ValueError(f"{name}: head_dim={width} does not go with the rope, which turns pairs of channels")
+        raise ValueError(f"{name}: head_dim={width} does not fit the rope, which turns pairs of channels")
     return own
 
 
 def sizes(config: Any) -> dict[str, int]:
-    """What those fields are of a config."""
+    """The values of those fields in a config."""
     return {field: getattr(config.dense if field == "inner" else config.near, size) for field, size in SIZES.items()}

@@ -13,13 +13,13 @@ from specjax.tree import Tree
 class Fused(Drafter):
     """Two drafters' trees under one root; the second one's nodes come after the first one's. See `fuse`.
 
-    Its `params["draft"]` is the pair of theirs, None for a part without parameters.
+    Its `params["draft"]` is the pair of their parameters, None for a part without parameters.
 
     Attributes:
       a: the first.
       b: the second.
-      limit: None puts the trees side by side, in a fixed shape where both have one. A number merges them (`union`) and
-        keeps so many nodes.
+      limit: None puts the trees side by side, in a fixed shape if both have one. A number merges them (`union`) and
+        keeps that many nodes.
     """
 
     a: Drafter
@@ -120,18 +120,19 @@ def fuse(a: Drafter, b: Drafter, limit: int | None = None) -> Fused:
     Args:
       a: the first.
       b: the second.
-      limit: None for both trees as they are; a number of nodes for their union without duplicates, a's nodes going first.
+      limit: None for both trees as they are; a number of nodes for their union without duplicates, with a's nodes
+        first.
 
     Raises:
-      ValueError: on a limit below 2.
+      ValueError: for a limit below 2.
     """
     return Fused(a, b, limit)
 
 
 def union(a: Tree, b: Tree, nodes: int) -> Tree:
-    """Both trees merged by their longest common prefixes: no two siblings have one token.
+    """Both trees merged by their longest common prefixes: no two siblings have the same token.
 
-    Valid nodes come first, a's before b's. Where there are more than `nodes`, the last ones fall away, so what is kept is a
+    Valid nodes come first, a's before b's. If there are more than `nodes`, the last ones are dropped, so the rest is a
     tree.
 
     Args:
@@ -143,7 +144,7 @@ def union(a: Tree, b: Tree, nodes: int) -> Tree:
     paths = tree.path_tokens()
     same = jnp.all(paths[:, :, None] == paths[:, None], axis=-1) & tree.valid[:, :, None] & tree.valid[:, None]
     index = jnp.arange(tree.nodes, dtype=jnp.int32)
-    first = jnp.where(same, index[None, None], tree.nodes).min(axis=2)  # of the nodes that say the same
+    first = jnp.where(same, index[None, None], tree.nodes).min(axis=2)  # of the nodes with the same path
     stays = first == index[None]
     slot = jnp.cumsum(stays, axis=1, dtype=jnp.int32) - 1
     rows = jnp.arange(stays.shape[0])[:, None]

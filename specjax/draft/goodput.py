@@ -1,4 +1,4 @@
-"""Drafts of a length that the load pays for: SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066)."""
+"""Drafts whose length fits the load: SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066)."""
 
 import dataclasses
 
@@ -13,19 +13,25 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Goodput(Rule):
-    """Drafts as many tokens, in all rows alike, as promise most tokens a unit of time; none is plain decoding.
+    """Drafts in all rows the number of tokens that promises the most tokens per unit of time; zero is plain decoding.
 
-    Where row b accepts a token with chance a_b, k drafted tokens give `1 + a_b + ... + a_b^k` tokens, and goodput is their sum
-    over the live rows, over the step's time for B rows that hold C tokens:
+    If row b accepts a token with chance a_b, k drafted tokens give `1 + a_b + ... + a_b^k` tokens. Goodput is their sum
+    over the live rows, divided by the step's time for B rows that hold C tokens:
 
     `T(k) = k (draft_pass + draft_row B) + target_pass + target_context C + target_token B (k + 1)`
 
-    From the paper: goodput, its maximum over k with 0 among them, a moving average of acceptance, and a time that is linear in
-    the context and in the tokens of the batch. Ours: the terms of T; that B counts ended rows too, since a compiled step
-    computes them all; that k is one of the drafter's rungs; and that a row's evidence fades while nothing is drafted, so
-    that its rate goes back to the prior and drafting is tried again.
+    From the paper: goodput, its maximum over k including 0, a moving average of acceptance, and a time that is linear
+    in the context and in the tokens of the batch.
 
-    The choice is made from committed tokens alone, inside the step; no clock is read. `python -m specjax.bench.goodput`
+    Ours:
+
+    - the terms of T;
+    - B counts ended rows too, because a compiled step computes them all;
+    - k is one of the drafter's rungs;
+    - a row's evidence fades while nothing is drafted, so that its rate goes back to the prior and drafting is tried
+      again.
+
+    The choice is made inside the step, from committed tokens alone; no clock is read. `python -m specjax.bench.goodput`
     measures the five times. Their unit does not matter; the defaults are an example, not a measurement.
 
     Attributes:
@@ -34,8 +40,8 @@ class Goodput(Rule):
       target_pass: of a target pass.
       target_context: for each token in the rows' caches.
       target_token: for each token that the target reads.
-      decay: what past evidence is multiplied by at every step.
-      prior: rate without evidence; it weighs as one token.
+      decay: the factor by which past evidence is multiplied at every step.
+      prior: the rate without evidence; it weighs as one token.
     """
 
     about = About("goodput", "all rows draft what pays at the load and their acceptance", "arXiv:2406.14066")
@@ -59,7 +65,7 @@ class Goodput(Rule):
             or not 0 < self.prior < 1
         ):
             raise ValueError(
-                "goodput needs times of at least 0, one of target_pass and target_token above it, decay in [0, 1) and prior "
+                "goodput needs times of at least 0, target_pass or target_token above 0, decay in [0, 1) and prior "
                 f"in (0, 1), got {self}"
             )
 
@@ -75,15 +81,15 @@ class Goodput(Rule):
         return judged(state, self.decay, tree, accepted, live)
 
     def time(self, drafted: Array, rows: int, context: Array) -> Array:
-        """T of a step that drafts so many tokens in each of `rows` rows with `context` tokens in all."""
+        """T for a step that drafts `length` tokens in each of `rows` rows that hold `context` tokens in all."""
         draft = drafted * (self.draft_pass + self.draft_row * rows)
         return draft + self.target_pass + self.target_context * context + self.target_token * rows * (drafted + 1)
 
     def best(self, rate: Array, live: Array, context: Array, lengths: tuple[int, ...]) -> Array:
-        """The one of `lengths` (ascending) of the highest goodput, a scalar; the shortest of equal ones.
+        """The one of `lengths` (ascending) with the highest goodput, a scalar; on a tie the shortest.
 
         Args:
-          rate: `[B]`, the chance of a drafted token to be accepted.
+          rate: `[B]`, the chance that a drafted token is accepted.
           live: `[B]` bool.
           context: scalar, tokens in all caches.
           lengths: to choose from.

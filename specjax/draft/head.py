@@ -15,26 +15,27 @@ Array = jax.Array
 
 
 def params_dtype(params: Any) -> Any:
-    """The type of a head's parameters, in which its products are; ids apart."""
+    """The type of a head's parameters (ids apart), in which its products are computed."""
     return next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
-    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, all of them without; no soft cap of its logits."""
+    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, or all columns without `ids`; no soft cap of
+    its logits.
+    """
     width = jax.eval_shape(lambda p: lm.embed(p, jnp.zeros((1, 1), jnp.int32)), params)
-    near = 2.0**-10  # so close to zero a soft cap changes nothing
+    near = 2.0**-10  # a soft cap changes nothing so close to zero
     kernel = lm.unembed(params, near * jnp.eye(width.shape[-1], dtype=width.dtype)[None])[0] / near
     return kernel.astype(width.dtype) if ids is None else kernel[:, ids].astype(width.dtype)
 
 
 def draft_logits(target: LM, params: Any, h: Array) -> Array:
-    """A draft's distribution `[..., U]` float32 from features `[..., E]`: by its own `head`, or by the target's where
-    it has none.
+    """A draft's distribution `[..., U]` float32 from features `[..., E]`, by its own `head` or, without one, the target's.
 
     Args:
       target: the target LM.
       params: {"target": ..., "draft": ...}.
-      h: what the head reads.
+      h: the input of the head.
     """
     head = params["draft"].get("head")
     if head is None:
@@ -44,8 +45,10 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
 
 @jax.custom_vjp
 def head_scores(h: Array, kernel: Array) -> Array:
-    """`[..., U]` float32, features `[..., E]` by the kernel `[E, U]`: products are in the features' type, those of gradients as
-    well, and sums in float32."""
+    """`[..., U]` float32, features `[..., E]` times the kernel `[E, U]`.
+
+    Products are in the features' type, also in the gradients; sums are in float32.
+    """
     product = lambda h: jnp.matmul(h, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
     return padded_rows(product, h)
 
@@ -68,12 +71,12 @@ head_scores.defvjp(_scores_and_operands, _operands_gradients)
 def with_head(
     run: Callable[[Wants], Output], unembed: Callable[[Array], Array], wants: Wants, draw: Draw | None
 ) -> Output:
-    """What an LM wrapped around another returns, whose logits are made in another way.
+    """The result of an LM wrapped around another whose logits are computed in a different way.
 
     Args:
       run: the other model's pass.
       unembed: from its final hidden states `[B, T, E]` to logits.
-      wants: what is asked of the wrapped one.
+      wants: what is asked of the wrapper.
       draw: see `specjax.lm.LM`.
     """
     body = dataclasses.replace(wants, logits=False, topk=0, draw=False, final=wants.final or wants.head)
@@ -94,7 +97,7 @@ def check_ids(ids: Any, vocab_size: int) -> np.ndarray:
     """Draft ids `[U]`, checked.
 
     Raises:
-      ValueError: unless they are increasing target ids.
+      ValueError: if they are not increasing target ids.
     """
     ids = np.asarray(ids)
     if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
@@ -111,12 +114,12 @@ def check_ids(ids: Any, vocab_size: int) -> np.ndarray:
 
 
 def most_frequent(counts: Any, keep: int, always: tuple[int, ...] = ()) -> np.ndarray:
-    """The `keep` most frequent ids of a corpus, increasing; of equals the lower id.
+    """The `keep` most frequent ids of a corpus, increasing; on a tie the lower id wins.
 
     Args:
       counts: `[V]`, how often each id occurs.
       keep: U.
-      always: ids that are kept whatever their count (end of text, say).
+      always: ids that are kept whatever their count, such as the end of text.
 
     Raises:
       ValueError: if `keep` is not between the number of `always` and V.

@@ -24,13 +24,13 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LookaheadState:
-    """What a row has guessed so far.
+    """A row's guesses so far.
 
     Attributes:
       pool: `[B, K, G, N]` int32, n-grams by the bucket of their first token, the latest first; -1 where empty.
-      window: `[B, N, W]` int32, the last step's window, and below it what the target said to its last level. Column c
+      window: `[B, N, W]` int32, the last step's window, and below it the target's output for its last level. Column c
         read downwards is an n-gram; column 0 begins at that step's root. -1 before the first step.
-      length: `[B]` int32, tokens of the text whose n-grams are in the pool, less one.
+      length: `[B]` int32, tokens of the text whose n-grams are in the pool, minus one.
     """
 
     pool: Any
@@ -42,21 +42,25 @@ class LookaheadState:
 class Lookahead(Drafter):
     """Drafts from a pool of n-grams that start with the root; no parameters.
 
-    A window of guesses runs beside the tree, `level - 1` levels of `window` columns, as extra slots. Level r of column c is
-    a guess at the token c + r places after the root, and sees the columns up to c on level 0 and its own column above
-    itself. A step puts the n-grams of all columns into the pool and moves every level up by one. The window starts from
-    the row's text. Window and tree do not see each other, but for the root.
+    A window of guesses runs beside the tree as extra slots: `level - 1` levels of `window` columns. Level r of column c
+    is a guess at the token c + r places after the root. It sees the columns up to c on level 0, and its own column
+    above itself.
 
-    Guesses are the target's argmax whatever the temperature: sampled text agrees with them less often, and is the same.
+    A step puts the n-grams of all columns into the pool and moves every level up by one. The window starts from the
+    row's text. Window and tree do not see each other, except for the root.
 
-    The pool takes `4 * buckets * guesses * level` bytes per row (131 kB by default); with fewer buckets than tokens,
-    tokens share one. A step reads `nodes + window * (level - 1) - 1` slots.
+    Guesses are the target's argmax whatever the temperature. Sampled text agrees with them less often, but does not
+    change.
+
+    The pool takes `4 * buckets * guesses * level` bytes per row (131 kB by default). With fewer buckets than tokens,
+    tokens share buckets. A step reads `nodes + window * (level - 1) - 1` slots.
 
     Attributes:
       level: N, at least 3.
       window: W.
-      guesses: G, the n-grams kept in a bucket; those that start with the root are merged into one tree, the latest first.
-      nodes: of that tree, the root included; what does not fit is left out.
+      guesses: G, the n-grams kept in a bucket; those that start with the root are merged into one tree, the latest
+        first.
+      nodes: the size of that tree, including the root; continuations that do not fit are left out.
       buckets: K, at most the vocabulary.
       text: whether n-grams of the prompt and of the new text go into the pool too.
     """
@@ -104,7 +108,7 @@ class Lookahead(Drafter):
         )
 
     def prefill(self, params, draft, chunk, output):
-        """The n-grams within one chunk enter the pool; the few that lie across two do not."""
+        """Adds the n-grams within one chunk to the pool; the few that cross a chunk boundary are missed."""
         length = draft.length + chunk.real.sum(axis=1, dtype=jnp.int32)
         pool = draft.pool
         if self.text:
@@ -147,7 +151,7 @@ class _Shape:
     """The window's slots, level by level, without the root's.
 
     Attributes:
-      offset: `[X]`, positions less the root's.
+      offset: `[X]`, positions minus the root's.
       own: `[X, X]` bool, which window slots each one sees.
     """
 
@@ -155,7 +159,7 @@ class _Shape:
     own: np.ndarray
 
     def visible(self, nodes: int) -> np.ndarray:
-        """`[X, nodes + X]`: of the tree, the root alone."""
+        """`[X, nodes + X]`: window slots see only the root of the tree."""
         root = np.arange(nodes)[None] == 0
         return np.concatenate([np.repeat(root, len(self.offset), axis=0), self.own], axis=1)
 
@@ -169,7 +173,7 @@ def _shape(level: int, window: int) -> _Shape:
 
 
 def _start(view, levels: int, columns: int) -> Array:
-    """A window `[B, levels, columns]` of n-grams of the text, spread evenly over it."""
+    """A window `[B, levels, columns]` of n-grams of the text, taken at even distances."""
     begin = jnp.arange(columns)[None] * view.length[:, None] // columns
     index = (begin[:, None, :] + jnp.arange(levels)[None, :, None]) % view.length[:, None, None]
     tokens = jnp.take_along_axis(view.tokens, index.reshape(index.shape[0], -1), axis=1)
@@ -187,10 +191,10 @@ def _latest(length: Array, view, level: int) -> Array:
 
 @jax.vmap
 def insert(pool: Array, grams: Array) -> Array:
-    """The pool after n-grams `[B, M, N]` came in one after the other; those with a negative id do not count.
+    """The pool after n-grams `[B, M, N]` were added one after the other; n-grams with a negative id do not count.
 
-    One that a bucket holds already becomes its latest; any other takes the place of the oldest. Buckets are written once,
-    and all n-grams that go into one are ranked together, so that the result does not depend on any order of writes.
+    An n-gram that its bucket already holds becomes the latest; any other replaces the oldest. Buckets are written once,
+    and all n-grams for one bucket are ranked together, so that the result does not depend on the order of writes.
 
     Args:
       pool: `[B, K, G, N]`.
@@ -206,7 +210,7 @@ def insert(pool: Array, grams: Array) -> Array:
     same = together & jnp.all(grams[:, None] == grams[None], axis=2)
     wins = valid & ~jnp.any(same & later, axis=1)
     place = jnp.sum(together & later & wins[None, :], axis=1)
-    # the last one that goes into a bucket moves what the bucket held
+    # the last n-gram for a bucket moves the bucket's old entries
     leads = valid & ~jnp.any(together & later, axis=1)
     old = pool[jnp.minimum(bucket, buckets - 1)]
     renewed = jnp.any(jnp.all(old[:, :, None] == grams[None, None], axis=3) & valid[None, None], axis=2)
@@ -218,13 +222,13 @@ def insert(pool: Array, grams: Array) -> Array:
 
 
 def merge(root: Array, tails: Array, found: Array, nodes: int) -> Tree:
-    """One tree of up to G continuations of the root: common beginnings share their nodes.
+    """One tree of up to G continuations of the root; common beginnings share their nodes.
 
     Args:
       root: `[B]` int32.
-      tails: `[B, G, D]` int32, the earlier the more important.
-      found: `[B, G]` bool, which of them there are.
-      nodes: of the tree; nodes are numbered continuation by continuation, and those from here on are left out.
+      tails: `[B, G, D]` int32, the most important first.
+      found: `[B, G]` bool, which of them exist.
+      nodes: the tree's size. Nodes are numbered continuation by continuation; those that do not fit are left out.
     """
     batch, count, depth = tails.shape
     alike = jnp.cumprod(tails[:, :, None] == tails[:, None], axis=3, dtype=jnp.int32) > 0  # [B, G, G, D]

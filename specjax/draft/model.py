@@ -19,11 +19,11 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft:
-    """The draft model's world.
+    """The state of the draft model.
 
     Attributes:
       cache: the draft LM's cache, made of committed tokens only.
-      length: `[B]` int32, tokens in it.
+      length: `[B]` int32, tokens in the cache.
     """
 
     cache: Any
@@ -99,8 +99,8 @@ class ModelDrafter(TreeDrafter):
         tokens = jnp.take_along_axis(view.tokens, positions, axis=1, mode="clip")
         block = Block(tokens, positions, draft.length)
         output = self.lm(params["draft"], block, draft.cache, wants=Wants(final=True))
-        # As in the step: the write is made to depend on the read, so that the cache is updated in place. A broken draft
-        # (NaN) may lose its first slot by it; drafts change speed, never text.
+        # As in the step: the write is made to depend on the read, so that the cache is updated in place. This may cost a broken
+        # draft (NaN) its first slot; drafts change speed, never text.
         after = jnp.where(jnp.isnan(output.final[:, 0, 0]), 0, draft.length)
         cache = self.lm.commit(draft.cache, output.delta, None, after, view.length - draft.length)
         last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
@@ -123,5 +123,5 @@ class ModelDrafter(TreeDrafter):
         return Proposal(tree, ModelDraft(cache, view.length))
 
     def hidden(self, carry):
-        """The features `[B, E]` that the last distribution was read from."""
+        """The features `[B, E]` from which the last distribution was computed."""
         return carry[1][:, -1]

@@ -1,5 +1,4 @@
-"""A draft model whose tables have other padding than its target's: the same tokens, and more or fewer rows after
-them."""
+"""A draft model whose tables have different padding from its target's: the same tokens, then more or fewer rows."""
 
 import dataclasses
 from typing import Any
@@ -12,10 +11,10 @@ from specjax.lm import LM
 
 @dataclasses.dataclass(frozen=True)
 class PaddedLM:
-    """A draft LM whose distributions have as many columns as the target's: those after them are cut off, and what
-    lacks is -inf.
+    """A draft LM whose distributions have as many columns as the target's.
 
-    Its parameters are the model's. A token that it has no row for is read as token 0; no tokenizer writes one.
+    Surplus columns are cut off, and missing ones are -inf. Its parameters are the model's. A token without a row is
+    read as token 0; no tokenizer writes one.
 
     Attributes:
       lm: the model.

@@ -1,7 +1,7 @@
 """Prompt lookup decoding: find an earlier occurrence of the last n-gram and copy what followed (Saxena 2023).
 
-The longer the match, the likelier the copy: a match of m tokens proposes at most `factor * m` (SuffixDecoding,
-arXiv:2411.04975, bounds its drafts so). Unsure steps then cost little more than plain ones.
+The longer the match, the likelier the copy is right. A match of m tokens proposes at most `factor * m` tokens;
+SuffixDecoding (arXiv:2411.04975) bounds its drafts in this way. Unsure steps then cost little more than plain ones.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ class PromptLookup(Drafter):
 
     Attributes:
       length: how many tokens to propose, at most.
-      ngram: the longest suffix that is looked up; shorter ones are tried where it does not occur.
-      min_ngram: the shortest.
-      factor: how many tokens to propose for each one matched, at least 1.
+      ngram: the longest suffix that is looked up; if it does not occur, shorter ones are tried.
+      min_ngram: the shortest suffix.
+      factor: how many tokens to propose for each matched token, at least 1.
     """
 
     about = About("prompt_lookup", "copies what followed the last n-gram earlier in the text", "Saxena 2023")
@@ -65,16 +65,17 @@ class PromptLookup(Drafter):
 def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Array, Array]:
     """Where the longest earlier match of each row's last tokens continues.
 
-    Of equally long matches (up to `ngram` tokens) the most recent one wins.
+    If several matches are equally long (up to `ngram` tokens), the most recent one wins.
 
     Args:
       tokens: `[B, L]`.
       length: `[B]`.
       ngram: the longest match counted.
-      min_ngram: the shortest accepted.
+      min_ngram: the shortest match accepted.
 
     Returns:
-      The index of the first token after the match `[B]`, below `length`, and how long the match is `[B]`, 0 without one.
+      The index of the first token after the match `[B]`, below `length`, and the length of the match `[B]`, 0 if there
+      is none.
     """
     size = tokens.shape[1]
     ends = jnp.arange(size)[None]  # a match that continues at index e covers [e - m, e)

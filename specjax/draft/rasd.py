@@ -1,4 +1,4 @@
-"""RASD: a drafted tree joined by what a retriever found, where the draft finds that plausible (arXiv:2503.03434)."""
+"""RASD: a drafted tree joined with retrieved continuations that the draft finds plausible (arXiv:2503.03434)."""
 
 import dataclasses
 
@@ -11,15 +11,15 @@ from specjax.tree import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Rasd(Fused):
-    """The union of drafter `a`'s tree and retriever `b`'s, of the latter only what begins as `a` might.
+    """The union of drafter `a`'s tree and retriever `b`'s; of `b`'s, only sequences whose first token `a` might draft.
 
     The paper prunes by the draft's distribution after the root. Here a drafter is anything that proposes a tree, so its
-    distribution shows in the root's children, best first; a row for which it proposes nothing keeps all that was
-    retrieved.
+    distribution appears as the root's children, best first. A row for which it proposes nothing keeps all retrieved
+    sequences.
 
     Attributes:
       limit: nodes kept of the union; None keeps all.
-      first: a retrieved sequence stays if its first token is among so many of the drafted root's children.
+      first: a retrieved sequence stays if its first token is among this many of the drafted root's children.
     """
 
     first: int = 10
@@ -38,7 +38,7 @@ class Rasd(Fused):
 
 
 def pruned(retrieved: Tree, drafted: Tree, first: int) -> Tree:
-    """`retrieved` `[B, M]` without the sequences whose first token none of `drafted`'s `first` first children has."""
+    """`retrieved` `[B, M]`, keeping only sequences whose first token is among the `first` first children of `drafted`."""
     children = drafted.valid & (drafted.depth == 1)
     best = children & (jnp.cumsum(children, axis=1) <= first)
     known = jnp.any((retrieved.tokens[:, :, None] == drafted.tokens[:, None]) & best[:, None], axis=2)

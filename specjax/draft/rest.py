@@ -1,6 +1,6 @@
 """REST: continuations of the text's last tokens, looked up in a datastore (He et al. 2024, arXiv:2311.08252).
 
-In the shape descriptions `M` denotes the store's tokens, `S` its sorted positions, `Q` searches a row, `R` matches.
+In the shape descriptions `M` denotes the store's tokens, `S` its sorted positions, `Q` searches per row, `R` matches.
 """
 
 import dataclasses
@@ -15,24 +15,25 @@ from specjax.tree import Tree
 
 Array = jax.Array
 
-_FAN = 8  # every round of the search splits its interval in so many
-_END = 2**31 - 1  # stands after a sequence's last token, and sorts after all others
+_FAN = 8  # every round of the search splits its interval into this many parts
+_END = 2**31 - 1  # follows a sequence's last token, and sorts after all others
 
 
 @dataclasses.dataclass(frozen=True)
 class Rest(Drafter):
-    """A tree of what most often followed the longest suffix of the text that the datastore holds.
+    """A tree of the most frequent continuations of the longest suffix of the text that the datastore holds.
 
-    `params["draft"]` is a datastore (`specjax.draft.datastore.build`): `tokens` `[M]` unsigned, where V stands
-    between documents, and `suffixes` `[S]` int32, positions of `tokens` sorted by the text before them, read backwards.
-    So one search finds the longest suffix, and all of its matches lie side by side.
+    `params["draft"]` is a datastore (`specjax.draft.datastore.build`): `tokens` `[M]` unsigned, with V between
+    documents, and `suffixes` `[S]` int32, positions of `tokens` sorted by the text before them, read backwards. So one
+    search finds the longest suffix, and all of its matches lie side by side.
 
     Attributes:
-      nodes: kept tree nodes, the root included: the most frequent prefixes of the continuations, shorter before longer.
+      nodes: kept tree nodes, including the root: the most frequent prefixes of the continuations, shorter before
+        longer.
       length: tokens of a continuation.
-      matches: R, how many of a suffix's matches are read, at even distances where there are more.
+      matches: R, how many of a suffix's matches are read; if there are more, they are taken at even distances.
       span: the longest suffix that is looked up.
-      min_span: the shortest.
+      min_span: the shortest suffix.
       vocab_size: filled in from the target.
     """
 
@@ -83,7 +84,7 @@ class Rest(Drafter):
         chosen = first[:, None] + turn * jnp.maximum(count[:, None] // self.matches, 1)
         starts = store["suffixes"].at[chosen].get(mode="clip")
         ahead = starts[:, :, None] + jnp.arange(self.length)[None, None]
-        tokens = store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)  # the last one stands between documents
+        tokens = store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)  # the last column is the id between documents
         real = (tokens < self.vocab_size) & (turn < count[:, None])[:, :, None]
         return Proposal(frequent(view.root, tokens, real, self.nodes), draft)
 
@@ -97,12 +98,12 @@ def longest(store: dict[str, Array], recent: Array, min_span: int) -> tuple[Arra
       min_span: shorter matches do not count.
 
     Returns:
-      The first of its matches, an index into `suffixes`, how many there are, and its length, `[B]` int32 each; the
-      latter two are 0 where nothing is found.
+      The first of its matches (an index into `suffixes`), their number, and the suffix's length, `[B]` int32 each; the
+      latter two are 0 if nothing is found.
     """
     size, span = store["suffixes"].shape[0], recent.shape[1]
     place = search(store, recent, jnp.full((recent.shape[0], 1), span), (False,))
-    beside = jnp.clip(place + jnp.asarray([[-1, 0]]), 0, size - 1)  # of all positions these agree longest
+    beside = jnp.clip(place + jnp.asarray([[-1, 0]]), 0, size - 1)  # these agree longest of all positions
     same = _before(store, beside, span) == recent[:, None, :]
     length = jnp.cumprod(same, axis=-1).sum(axis=-1).max(axis=1)
     ends = search(store, recent, jnp.repeat(length[:, None], 2, axis=1), (False, True))
@@ -117,7 +118,7 @@ def search(store: dict[str, Array], recent: Array, length: Array, after: tuple[b
       store: see `Rest`.
       recent: `[B, span]` int32, see `longest`.
       length: `[B, Q]`, how many of them are compared.
-      after: Q flags: whether it belongs after its equals (True) or before them.
+      after: Q flags, whether the text belongs after its equals (True) or before them.
     """
     size, span = store["suffixes"].shape[0], recent.shape[1]
     behind = jnp.asarray(after)[None, :, None]
@@ -125,7 +126,7 @@ def search(store: dict[str, Array], recent: Array, length: Array, after: tuple[b
     compared = turn_of < length[:, :, None, None]
 
     def narrow(_, interval):
-        low, high = interval  # what lies below `low` comes before the text, what lies from `high` on does not
+        low, high = interval  # positions below `low` come before the text, those from `high` on do not
         step = (high - low + _FAN - 1) // _FAN
         turn = jnp.arange(1, _FAN)[None, None]
         pivot = low[:, :, None] + turn * step[:, :, None] - 1
@@ -153,9 +154,9 @@ def _before(store: dict[str, Array], index: Array, span: int) -> Array:
 
 
 def frequent(root: Array, tokens: Array, real: Array, nodes: int) -> Tree:
-    """The most frequent prefixes of some sequences as a tree: most frequent first, of equals the shorter.
+    """The most frequent prefixes of some sequences as a tree: most frequent first, and on a tie the shorter first.
 
-    A prefix is as frequent as any that it begins, so whatever is kept has its parent kept before it.
+    A prefix is as frequent as any that it begins, so the parent of every kept prefix is kept before it.
 
     Args:
       root: `[B]` int32.
@@ -179,7 +180,7 @@ def frequent(root: Array, tokens: Array, real: Array, nodes: int) -> Tree:
     flat = lambda x: x.reshape(batch, -1)
     count, chosen = jax.lax.top_k(
         flat(counts).astype(jnp.float32), nodes - 1
-    )  # of equals the shorter, as it comes first
+    )  # on a tie the shorter, because it comes first
     valid = count > 0
     pick = lambda x: jnp.take_along_axis(flat(x), chosen, axis=1)
     place = (pick(parents)[:, :, None] == chosen[:, None, :]) & valid[:, :, None] & valid[:, None, :]

@@ -1,7 +1,7 @@
-"""The search for a good set of sublayers to leave out: random sets, and now and then a Gaussian process's best guess.
+"""The search for a good set of sublayers to skip: random sets, and from time to time a Gaussian process's best guess.
 
-Everything is an array of the search's state, so that it runs inside the decoding step. `n` denotes the sublayers that may
-be left out, two for every layer but the first and the last; `H` the trials that are remembered.
+Everything is an array of the search's state, so that it runs inside the decoding step. `n` denotes the sublayers that
+may be skipped, two for every layer but the first and the last; `H` the trials that are remembered.
 """
 
 import dataclasses
@@ -14,23 +14,25 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-KAPPA, NOISE = 2.5, 1e-2  # of the upper confidence bound, as in SWIFT's search
+KAPPA, NOISE = 2.5, 1e-2  # in the upper confidence bound, as in SWIFT's search
 GUESSES = 256  # random sets that the Gaussian process ranks
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """All rows share it, but for the length of their prompts. Scalars have one axis, so that every leaf has one to name.
+    """The state of the search. All rows share it, except the lengths of their prompts.
+
+    Scalars have one axis, so that every leaf has an axis to name.
 
     Attributes:
-      best: `[n]` bool, the best set so far, True for what is left out.
-      score: `[1]` float32, how well it did; -1 before the first trial.
+      best: `[n]` bool, the best set so far, True for a skipped sublayer.
+      score: `[1]` float32, its score; -1 before the first trial.
       trials: `[1]` int32.
       idle: `[1]` int32, trials since the best was found.
       tried: `[H, n]` bool, the latest sets.
-      scores: `[H]` float32, theirs.
-      prompt: `[B]` int32, the tokens of each row's prompt; of all leaves this one alone is the rows' own.
+      scores: `[H]` float32, their scores.
+      prompt: `[B]` int32, the tokens of each row's prompt; the only leaf that belongs to the rows.
     """
 
     best: Any
@@ -43,7 +45,7 @@ class Search:
 
 
 def start(layers: int, history: int) -> Search:
-    """Begins with every odd layer left out."""
+    """A search that begins with every odd layer skipped."""
     best = jnp.repeat(jnp.arange(1, layers - 1) % 2 == 1, 2)
     zero = lambda: jnp.zeros((1,), jnp.int32)
     return Search(
@@ -57,7 +59,7 @@ def start(layers: int, history: int) -> Search:
 
 
 def mask(chosen: Array) -> Array:
-    """`[n]` as the argument of `LM.layers`: `[L, 2]` bool, with a first and a last layer that stay."""
+    """`[n]` as the argument of `LM.layers`: `[L, 2]` bool, in which the first and the last layer stay."""
     return jnp.pad(chosen.reshape(-1, 2), ((1, 1), (0, 0)))
 
 
@@ -74,7 +76,7 @@ def bound(sets: Array, tried: Array, scores: Array, known: Array, size: int) -> 
       sets: to be ranked.
       tried: `[H, n]` bool.
       scores: `[H]`.
-      known: `[H]` bool, which trials there are.
+      known: `[H]` bool, which trials exist.
       size: of the sets; two that share nothing correlate by exp(-1).
     """
 
@@ -95,13 +97,13 @@ def bound(sets: Array, tried: Array, scores: Array, known: Array, size: int) -> 
 
 
 def advance(search: Search, matchness: Callable[[Array], Array], size: int, guess_every: int) -> Search:
-    """One trial: proposes a set, scores it, keeps it if it is the best yet.
+    """One trial: proposes a set, scores it, and keeps it if it is the best yet.
 
     Args:
       search: so far.
       matchness: the score of a set `[n]`.
-      size: how many sublayers a set leaves out.
-      guess_every: every so many trials the Gaussian process proposes.
+      size: how many sublayers a set skips.
+      guess_every: the Gaussian process proposes one of so many trials.
     """
     trial = search.trials[0]
     history, among = search.tried.shape
@@ -128,5 +130,5 @@ def advance(search: Search, matchness: Callable[[Array], Array], size: int, gues
 
 
 def sublayers(layers: int, share: float) -> int:
-    """How many sublayers a share of those that may be left out is."""
+    """How many sublayers correspond to a share of those that may be skipped."""
     return math.floor(2 * (layers - 2) * share)

@@ -1,4 +1,4 @@
-"""The target drafts for itself from a smaller cache beside its own, which verifies (QuantSpec, arXiv:2502.10424)."""
+"""The target drafts for itself from a smaller cache beside its own cache, which verifies (QuantSpec, arXiv:2502.10424)."""
 
 import dataclasses
 from typing import Any
@@ -11,14 +11,16 @@ from specjax.expand import Chain, Expander
 
 @dataclasses.dataclass(frozen=True)
 class SmallCache(TreeDrafter):
-    """Training-free. Drafts are the target's own words where the smaller cache loses nothing, so most are taken; each costs a
-    pass over all of the target's weights, and pays where a step reads more of cache than of weights: long texts, large batches.
+    """The target as its own draft model, with a smaller cache; training-free.
 
-    The smaller cache lies beside the whole one and is written from the same tokens. (QuantSpec keeps the two in one: the upper
-    four bits of each number are for drafts, all eight for the target.)
+    If the smaller cache loses nothing, drafts are the target's own tokens, so most are accepted. Each costs a pass over
+    all of the target's weights. So it pays if a step reads more cache than weights: for long texts and large batches.
+
+    The smaller cache lies beside the whole one and is written from the same tokens. QuantSpec keeps the two in one: the
+    upper four bits of each number are for drafts, all eight for the target.
 
     Attributes:
-      cache_dtype: of the smaller cache, see `specjax.models.load`.
+      cache_dtype: the smaller cache's, see `specjax.models.load`.
       expander: turns next-token distributions into a tree.
       target: with that cache; filled in by `bind`.
     """
@@ -35,19 +37,21 @@ class SmallCache(TreeDrafter):
     target: Any = None
 
     def bind(self, target):
-        from specjax import models  # flax takes a while
+        from specjax import models  # flax is slow to import
 
         if not isinstance(target, models.LlamaLM):
             raise ValueError(
-                f"small_cache makes another cache of its target, and a {type(target).__name__} has no other"
+                f"small_cache needs a second kind of cache for its target, and a {type(target).__name__} has only one"
             )
         small = models.cached(models.Model(target, None), self.cache_dtype).lm
         if target.old is not None:
             raise ValueError(
-                f"small_cache keeps all of a text, which the cache {type(target.old).__name__} is to forget: leave one out"
+                f"small_cache keeps the whole text, and the cache {type(target.old).__name__} forgets: leave one out"
             )
         if small.cache_dtype == target.cache_dtype:
-            raise ValueError(f"small_cache and its target would have the same cache twice, in {small.cache_dtype}")
+            raise ValueError(
+                f"small_cache and its target both have a cache in {small.cache_dtype}: choose another type"
+            )
         return dataclasses.replace(self, target=dataclasses.replace(small, ahead=None))
 
     @property
@@ -75,5 +79,5 @@ class SmallCache(TreeDrafter):
 
 
 def _of(params: Any) -> Any:
-    """The parameters as those of a draft model are given."""
+    """The parameters in the form of a draft model's."""
     return {**params, "draft": params["target"]}

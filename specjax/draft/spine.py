@@ -1,7 +1,7 @@
-"""Self-speculation's common part: a chain drafted with the target's own lower layers, whose work the target then keeps.
+"""The common part of self-speculation: a chain drafted with the target's own lower layers, whose work the target keeps.
 
-Every node of the chain passes the lower layers once. What they leave behind (residual stream, keys and values) lies in
-buffers of `[B, slots, ...]`, slot i for the chain's node at depth i, and ends up in `Proposal.partial`.
+Every node of the chain passes the lower layers once. The results (residual stream, keys and values) lie in buffers of
+`[B, slots, ...]`, slot i for the chain's node at depth i, and end up in `Proposal.partial`.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ def block(view: View, tokens: Array, depths: Array | list[int], slots: int) -> B
     """Nodes that see the committed prefix, the chain's slots above them, and themselves.
 
     Args:
-      view: of the step.
+      view: the step's.
       tokens: `[B, F]` int32.
       depths: `[F]`; node f sees the slots below `depths[f]`.
-      slots: how many there are.
+      slots: the number of slots.
     """
     depths = jnp.asarray(depths, jnp.int32)
     above = jnp.arange(slots)[None] < depths[:, None]
@@ -49,11 +49,11 @@ def put(buffers: PyTree, new: PyTree, slot: Array | int) -> PyTree:
 def complete(view: View, tree: Tree, buffers: PyTree, enter: Callable[[Block, PyTree], PyTree]) -> PyTree:
     """Entries of the whole tree, `[B, N, ...]` in its order: those of the chain and those of the leaves.
 
-    Chain nodes were entered when they were scored; the last one that a live row drafted was not, nor were siblings. One
-    more pass takes in all of them. What lies in invalid nodes is finite and means nothing.
+    Chain nodes were entered when they were scored. The last node that a live row drafted was not, and neither were
+    siblings; one more pass takes in all of them. Entries of invalid nodes are finite and mean nothing.
 
     Args:
-      view: of the step.
+      view: the step's.
       tree: made by `EarlyStop`: every level is a chain node and its siblings.
       buffers: the chain's entries.
       enter: `(block, buffers) -> entries [B, F, ...]` of the block's nodes.

@@ -1,5 +1,6 @@
-"""STAND: an n-gram memory of the target's own distributions, drafted from with the target's own noise
-(arXiv:2506.04708)."""
+"""STAND: an n-gram memory of the target's own distributions, from which it drafts with the target's own noise
+(arXiv:2506.04708).
+"""
 
 import dataclasses
 
@@ -17,7 +18,7 @@ Array = jax.Array
 CONTEXT = 3
 """Tokens of the longest context; the memory has contexts of 3, 2 and 1 tokens (4-, 3- and 2-grams)."""
 
-_KEPT = np.triu(np.ones((CONTEXT, CONTEXT), bool))  # the longest context first, each without one more early token
+_KEPT = np.triu(np.ones((CONTEXT, CONTEXT), bool))  # the longest context first; each next one drops its earliest token
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +30,7 @@ class Memory:
       keys: `[S, 3]` int32 contexts, the latest token last, -1 in front of shorter ones and in empty slots.
       ids: `[S, k]` int32, the likeliest next tokens, -1 where there are fewer.
       probs: `[S, k]` float32, their average probabilities, 0 where there are fewer.
-      seen: `[S]` int32, how many distributions the average is of.
+      seen: `[S]` int32, the number of distributions in the average.
       tail: `[B, 3]` int32, each row's last committed tokens at its latest proposal; -1 before its text.
     """
 
@@ -42,20 +43,20 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Stand(TableDrafter):
-    """A static tree filled from what the target said earlier after the same last 3, 2 or 1 tokens.
+    """A static tree filled with the target's earlier distributions after the same last 3, 2 or 1 tokens.
 
     A node takes its longest known context. Its children are the best of `log q / temperature + g` with the position's
-    shared noise, so that a memory equal to the target's distribution proposes the target's own draws. A distribution is
-    kept as the
-    probabilities of the k largest logits among themselves: all that drafting reads of it, without a softmax over V.
+    shared noise. So a memory equal to the target's distribution proposes the target's own draws. A distribution is
+    stored as the probabilities of the k largest logits, normalised among themselves. Drafting reads no more, and needs
+    no softmax over V.
 
-    The memory is shared by the rows of a batch, since several completions of one prompt repeat each other's n-grams;
-    that changes speed, never text. It learns from the accepted path alone: those contexts are known to occur.
+    The rows of a batch share the memory, because several completions of one prompt repeat each other's n-grams; that
+    changes speed, never text. The memory learns from the accepted path alone, whose contexts are known to occur.
 
     Attributes:
       k: next tokens kept for a context.
-      slots: S, contexts held; where all `probes` places of a context are taken, the least seen gives way.
-      probes: places that a context may lie in.
+      slots: S, contexts held. If all `probes` places of a context are taken, the least seen context is replaced.
+      probes: places in which a context may lie.
     """
 
     about = About("stand", "a table of the target's average distributions after its last tokens", "arXiv:2506.04708")
@@ -140,13 +141,14 @@ class Stand(TableDrafter):
         text = jnp.concatenate([draft.tail[:, :-1], jnp.take_along_axis(proposal.tree.tokens, path, axis=1)], axis=1)
         steps = path.shape[1]
         last = jnp.stack([text[:, i : i + steps] for i in range(CONTEXT)], axis=-1)  # [B, D + 1, 3]
-        # the distribution after a node counts where it decided a committed token
+        # the distribution after a node counts if it decided a committed token
         known = (jnp.arange(steps)[None] < verdict.committed[:, None]) & jnp.isfinite(dists).all(axis=-1)
         return self._learn_after(draft, last, known, ids, dists)
 
     def _learn_after(self, memory: Memory, last: Array, known: Array, ids: Array, dists: Array) -> Memory:
         """Learns distributions (`ids`, `dists` `[B, T, k]`) after every context of `last` `[B, T, 3]`, where `known`
-        `[B, T]`."""
+        `[B, T]`.
+        """
         keys, complete = contexts(last)
         spread = lambda x: jnp.repeat(x.reshape(-1, self.k), CONTEXT, axis=0)
         learns = (complete & known[:, :, None]).reshape(-1)
@@ -173,7 +175,7 @@ class Stand(TableDrafter):
     def _learn(self, memory: Memory, keys: Array, known: Array, ids: Array, probs: Array) -> Memory:
         """Averages M distributions (`ids`, `probs` `[M, k]`) into the slots of `keys` `[M, 3]`, where `known` `[M]`.
 
-        All M are looked up in the memory as it was; of those that get the same slot the last one counts.
+        All M are looked up in the memory as it was; if several get the same slot, the last one counts.
         """
         places = self._places(keys)
         same = jnp.all(memory.keys[places] == keys[:, None, :], axis=-1)
@@ -198,15 +200,16 @@ class Stand(TableDrafter):
 
 
 def contexts(last: Array) -> tuple[Array, Array]:
-    """The contexts of `last` `[..., 3]`: its last 3, 2 and 1 tokens, `[..., 3, 3]`, and which have no -1, `[..., 3]`."""
+    """The contexts of `last` `[..., 3]`: its last 3, 2 and 1 tokens, `[..., 3, 3]`, and whether each is free of -1,
+    `[..., 3]`.
+    """
     last = last[..., None, :]
     kept = _KEPT.reshape((1,) * (last.ndim - 2) + _KEPT.shape)
     return jnp.where(kept, last, -1), jnp.all((last >= 0) | ~kept, axis=-1)
 
 
 def drawn_from(log_q: Array, ids: Array, temperature: Array, vocab: int) -> Array:
-    """The distribution of a node's best candidate over the vocabulary, `[B, V]` log-probabilities; one-hot in greedy
-    rows.
+    """The distribution of a node's best candidate over the vocabulary, `[B, V]` log-probabilities; one-hot in greedy rows.
 
     Args:
       log_q: `[B, k]`; -inf where there is no candidate.
@@ -229,7 +232,7 @@ def average(ids: Array, probs: Array, count: Array, new_ids: Array, new_probs: A
     Args:
       ids: `[M, k]`, distinct but for -1.
       probs: `[M, k]`, an average over `count` distributions.
-      count: `[M]`; 0 forgets `ids`.
+      count: `[M]`; 0 discards `ids`.
       new_ids: `[M, k]`.
       new_probs: `[M, k]`.
     """

@@ -1,4 +1,4 @@
-"""SWIFT: the target drafts with some of its sublayers left out, which ones is found out on the way (arXiv:2410.06916)."""
+"""SWIFT: the target drafts with some of its sublayers skipped, and finds out which ones during decoding (arXiv:2410.06916)."""
 
 import dataclasses
 import math
@@ -18,31 +18,32 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Swift(TreeDrafter):
-    """Training-free. Drafts a chain and the siblings of its nodes with the target's own layers and cache, and stops where it
-    is unsure.
+    """Drafts with the target's own layers and cache, with some sublayers skipped; training-free.
 
-    Which sublayers are left out is data: each is a scalar branch, so the work is really saved, and no set compiles anew.
-    The draft's own keys and values live for one step. The first layer always runs and is the same for draft and target,
-    which therefore starts above it.
+    The draft is a chain with the siblings of its nodes, and stops where it is unsure. The set of skipped sublayers is
+    data: each is a scalar branch, so the work is really saved, and no set needs a new compilation. The draft's own keys
+    and values live for one step. The first layer always runs and is the same for draft and target, which therefore
+    starts above it.
 
-    Until the search is over every step tries one set: it reads `window` tokens of the rows in one pass with that set left
-    out, and counts the positions where it would have drawn the token that came. The set is shared by all rows,
-    and so are the trials, which go on over inserted prompts. It may change speed and never text; a row's draft
-    depends on the other rows through it (see `Drafter.alone`).
+    Until the search is over, every step tries one set. It reads `window` tokens of the rows in one pass without that
+    set, and counts the positions where it would have drawn the actual token.
+
+    All rows share the set and the trials, which continue over inserted prompts. The set may change speed but never
+    text. Through it a row's draft depends on the other rows (see `Drafter.alone`).
 
     Attributes:
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
       width: nodes per level, the chain's own and its siblings.
-      narrowing: whether levels that are sure have fewer, as published; see `EarlyStop`.
-      share: how many of the sublayers that may be skipped are skipped (the first and the last layer may not).
-      window: tokens a trial looks at; rows with less text wait.
-      first: whether they are the first generated ones, as published, so that trials are alike; else the last of the text, the
-        prompt among it.
+      narrowing: whether levels with high confidence have fewer nodes, as published; see `EarlyStop`.
+      share: the share of the skippable sublayers that are skipped (the first and the last layer never are).
+      window: tokens that a trial reads; rows with less text wait.
+      first: whether these are the first generated tokens, as published, so that trials are alike; otherwise the last
+        tokens of the text, including the prompt.
       enough: the score at which the search ends.
       patience: trials without a better set after which it ends.
       trials: trials after which it ends in any case.
-      guess_every: every so many trials a Gaussian process proposes the set, the others are random.
+      guess_every: in one of so many trials a Gaussian process proposes the set; the others are random.
       history: trials that the process remembers.
       target: filled in by `bind`.
     """
@@ -86,7 +87,7 @@ class Swift(TreeDrafter):
 
     @property
     def looks_back(self) -> float:
-        """A trial reads the text from where its window begins, which for the first generated tokens is there for good."""
+        """A trial reads the text from the start of its window, which for the first generated tokens never moves."""
         return math.inf if self.first else self.window
 
     def bind(self, target):
@@ -100,7 +101,7 @@ class Swift(TreeDrafter):
 
     def init(self, params, batch, capacity):
         search = skip_search.start(self.target.num_layers, self.history)
-        search = dataclasses.replace(search, prompt=jnp.ones((batch,), jnp.int32))  # the root is no part of a chunk
+        search = dataclasses.replace(search, prompt=jnp.ones((batch,), jnp.int32))  # the root is not part of a chunk
         return search if self._size else dataclasses.replace(search, best=jnp.zeros_like(search.best))
 
     def axes(self, draft):
@@ -140,7 +141,7 @@ class Swift(TreeDrafter):
         return Proposal(tree, draft, partial=Partial(h, below, 1))
 
     def _search(self, params, draft, view, sampler):
-        """One trial, where the search is not over and a row has text enough; otherwise nothing is computed."""
+        """One trial, if the search is not over and a row has enough text; otherwise nothing is computed."""
         if not self._size or not self.trials:
             return draft
         over = (draft.score[0] >= self.enough) | (draft.idle[0] >= self.patience) | (draft.trials[0] >= self.trials)
@@ -150,16 +151,19 @@ class Swift(TreeDrafter):
         return jax.lax.cond(~over & jnp.any(ready), trial, lambda draft: draft, draft)
 
     def _window(self, view, prompt) -> tuple[Array, Array]:
-        """Where the window's inputs begin, `[B]`, and which rows have one, `[B]` bool; `prompt` `[B]` is their length."""
+        """Where the window's inputs begin, `[B]`, and which rows have one, `[B]` bool; `prompt` `[B]` is their prompts'
+        length.
+        """
         before = prompt if self.first else jnp.zeros_like(view.length)
         ready = view.live & (view.length > before + self.window)
         return jnp.where(ready, before if self.first else view.length - 1 - self.window, 0), ready
 
     def matchness(self, params, skip, view, sampler, prompt) -> Array:
-        """The share of the `window` tokens of the rows that have as many, that the model without the sublayers `skip`
-        `[L, 2]` would have drawn too. Scalar float32.
+        """The share of window tokens that the model would also have drawn without the sublayers `skip` `[L, 2]`. Scalar
+        float32.
 
-        Draws take the positions' own noise, as decoding did; the repetition penalty goes by the text before the window.
+        It covers the `window` tokens of the rows that have that many. Draws take the positions' own noise, as decoding
+        did; the repetition penalty counts the text before the window.
         """
         target, weights, width = self.target, params["target"], self.window
         start, ready = self._window(view, prompt)

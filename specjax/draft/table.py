@@ -9,7 +9,7 @@ from specjax.tree import OfTopology, Topology
 
 @dataclasses.dataclass(frozen=True)
 class TableDrafter(OfTopology, Drafter):
-    """A tree of fixed shape over the `k` candidates that a table holds for a node.
+    """A tree of fixed shape over the `k` candidates that a table holds for each node.
 
     Attributes:
       tree: child counts level by level (`Topology.from_counts`).

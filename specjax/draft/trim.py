@@ -1,4 +1,4 @@
-"""VocabTrim: a draft head over the most frequent tokens alone (arXiv:2506.22694). Changes speed, never text."""
+"""VocabTrim: a draft head over only the most frequent tokens (arXiv:2506.22694). Changes speed, never text."""
 
 import dataclasses
 from typing import Any
@@ -15,9 +15,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedLM:
-    """A draft LM whose head has U columns: everything else is the model's.
+    """A draft LM whose head has U columns; everything else is the model's.
 
-    Its parameters are {`lm`, `head`: {`kernel` `[E, U]`}, `ids` `[U]`}; `vocab_size` remains V, what it reads.
+    Its parameters are {`lm`, `head`: {`kernel` `[E, U]`}, `ids` `[U]`}; `vocab_size` remains V, the tokens that it
+    reads.
 
     Attributes:
       lm: the model.
@@ -51,7 +52,7 @@ class TrimmedLM:
 
 
 def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[Drafter, PyTree]:
-    """A drafter that proposes the tokens `ids` alone, with a head of their columns.
+    """A drafter that proposes only the tokens `ids`, with a head of their columns.
 
     Args:
       drafter: bound to its target; it must have a language-model head.
@@ -63,8 +64,8 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
       The drafter and its own parameters.
 
     Raises:
-      ValueError: on ids that are not increasing target ids or fewer than its tree takes, and on a drafter without a head or
-        with one that is trimmed already.
+      ValueError: for ids that are not increasing target ids, or fewer than its tree takes; and for a drafter without a
+        head, or with one that is already trimmed.
     """
     ids = check_ids(ids, vocab_size)
     if isinstance(params["draft"], dict) and "ids" in params["draft"]:
@@ -77,7 +78,7 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
 
 
 def trimmed_model(lm: LM, params: PyTree, ids: Any) -> tuple[TrimmedLM, PyTree]:
-    """A draft LM and its parameters, with the columns `ids` of its head."""
+    """A draft LM and its parameters, with only the columns `ids` of its head."""
     return TrimmedLM(lm), {
         "lm": params,
         "head": {"kernel": head_kernel(lm, params, ids)},

@@ -5,11 +5,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """What the slots of a block see in layers with a window, by the code that trained them.
+    """What the slots of a block see in layers with a window, following the code that trained them.
 
     Attributes:
       causal: whether no slot sees a later one.
-      from_start: whether all slots see the window before the block's first slot; else each sees the one that ends with it.
+      from_start: whether all slots see the window before the block's first slot; otherwise each sees the window that
+        ends with it.
     """
 
     causal: bool = True

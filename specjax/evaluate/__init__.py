@@ -1,4 +1,5 @@
-"""Models measured by tasks: `specjax eval`, its `evaluate` in Python, and the adapter for lm-evaluation-harness."""
+"""Measures models by tasks: `specjax eval`, its Python function `evaluate`, and the adapter for
+lm-evaluation-harness."""
 
 from specjax.evaluate.options import EvalOptions as EvalOptions
 from specjax.evaluate.results import Evaluation as Evaluation

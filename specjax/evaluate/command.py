@@ -1,4 +1,4 @@
-"""`specjax eval`: right answers and speed of decoders on verifiable tasks."""
+"""`specjax eval`: accuracy and speed of decoders on verifiable tasks."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ def command(options: EvalOptions) -> int:
 
 
 def check_answers(path: str) -> None:
-    """Raises ValueError where answers cannot go there, or something is there already."""
+    """Raises ValueError if the file of answers cannot be written or already exists."""
     if not Path(path).parent.is_dir() or Path(path).is_dir():
         raise ValueError(f"--answers {path!r}: give a file in a folder that exists")
     if os.path.exists(path) and os.path.getsize(path):
@@ -49,11 +49,11 @@ def check_answers(path: str) -> None:
 
 @contextlib.contextmanager
 def _written(path: str | None) -> Iterator[OnAnswers | None]:
-    """What writes answers, line by line; None where there is no file for them."""
+    """A function that writes answers line by line; None if there is no file for them."""
     if path is None:
         yield None
         return
-    with open(path, "w", encoding="utf-8", buffering=1) as file:  # a killed run leaves whole lines
+    with open(path, "w", encoding="utf-8", buffering=1) as file:  # a killed run leaves complete lines
 
         def on_answers(answers: Sequence[Answer]) -> None:
             file.writelines(jsonl.dumps(dataclasses.asdict(answer)) + "\n" for answer in answers)

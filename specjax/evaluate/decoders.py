@@ -1,4 +1,4 @@
-"""The decoders that answer: the one that was asked for, and those it is compared with."""
+"""The decoders that answer: the one that was asked for, and those to compare with it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from specjax.sharding import make_mesh
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 
 OPTIONS = {field.name: field for field in dataclasses.fields(DecoderOptions) if not field.metadata.get("hidden")}
-"""What two decoders may differ in."""
+"""The options in which two decoders may differ."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """An engine and what it is asked with.
+    """An engine and the options of its prompts.
 
     Attributes:
-      name: what it was chosen by.
+      name: the line by which it was chosen.
       engine: ready to answer.
       options: of its prompts.
-      chooser: takes one of several completions, which is the answer; None: there is one.
+      chooser: selects the answer from several completions; None: there is only one.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Decoder:
 
 
 def decoders_of(options: EvalOptions) -> list[Decoder]:
-    """Decoders with different names, the first the one that others are compared with.
+    """Decoders with distinct names; the others are compared with the first.
 
     Raises:
       ValueError: one line that says what cannot be used.
@@ -52,7 +52,7 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     chosen = [base, *(changed(base, line) for line in lines)]
     for own in chosen:
         check_least(own)
-        _ = own.of_prompts, own.way  # what is wrong with them is said before a model is loaded
+        _ = own.of_prompts, own.way  # errors in them are reported before a model is loaded
     choosers = [_chooser(own, options) for own in chosen]
     if options.samples > 1 and not options.temperature:
         raise ValueError(
@@ -67,22 +67,22 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
 
 
 def _chooser(own: DecoderOptions, options: EvalOptions) -> Chooser | None:
-    """What takes one of a decoder's completions; None where it writes one answer."""
+    """The selection among a decoder's completions; None if it writes one answer."""
     chooser = Chooser.of(own.select, own.num_return_sequences)
     if chooser is None and own.num_return_sequences > 1:
         raise ValueError(
-            "num_return_sequences is for select, which takes one of them; ask for several answers by samples"
+            "num_return_sequences is for select, which takes one of the completions: give select, or samples instead"
         )
     if chooser is not None and options.samples > 1:
-        raise ValueError("a selection is one answer to a question: leave samples out, or select")
+        raise ValueError("select gives one answer to a question: leave samples out, or leave select out")
     return chooser
 
 
 def changed(base: DecoderOptions, line: str) -> DecoderOptions:
-    """Options with those that a line sets. Another model has no methods but those that the line names.
+    """Options changed as a line says. If the line names another model, it keeps only methods that the line names.
 
     Raises:
-      ValueError: on an unknown option, or a value that it cannot have.
+      ValueError: on an unknown option or an invalid value.
     """
     given = {name.lstrip("-").replace("-", "_"): value for name, value in settings(line).items()}
     unknown = [name for name in given if name not in OPTIONS]
@@ -102,7 +102,7 @@ def changed(base: DecoderOptions, line: str) -> DecoderOptions:
 
 
 def _words(name: str, value: str) -> list[str]:
-    """An option as flags say it."""
+    """An option written as a flag."""
     if OPTIONS[name].type is not bool:
         return [f"{flag(name)}={value}"]
     if value not in ("true", "false"):
@@ -111,7 +111,7 @@ def _words(name: str, value: str) -> list[str]:
 
 
 def _engines(chosen: Sequence[DecoderOptions], keeps: Sequence[bool], rows: int) -> list[Engine]:
-    """An engine for each; those of one model share its parameters."""
+    """An engine for each; engines of one model share its parameters."""
     loaded: dict[Any, Any] = {}
     engines = []
     for own, logprobs in zip(chosen, keeps, strict=True):
@@ -126,7 +126,7 @@ def _engines(chosen: Sequence[DecoderOptions], keeps: Sequence[bool], rows: int)
 
 
 def _named(own: DecoderOptions, engine: Engine) -> str:
-    """What a decoder differs from the defaults in, or its method where it does not."""
+    """A decoder's differences from the defaults, or its method if there are none."""
     fields = [*dataclasses.fields(DecodeOptions), *dataclasses.fields(PromptOptions)]
     fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
     shown = {

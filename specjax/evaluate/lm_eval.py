@@ -1,6 +1,7 @@
-"""lm-evaluation-harness over any decoder here: `python -m specjax.evaluate.lm_eval` is its command line with a model `specjax`.
+"""lm-evaluation-harness over specjax's decoders: `python -m specjax.evaluate.lm_eval` adds a model `specjax` to its
+command.
 
-Needs the extra `eval`. Tokens are cut and long texts shortened as by the harness's own model `hf`, so that numbers compare.
+Needs the extra `eval`. Texts are tokenised and shortened as in the harness's own model `hf`, so results are comparable.
 """
 
 import functools
@@ -32,14 +33,14 @@ class SpecjaxLM(TemplateLM):
     Args:
       model: see `specjax.serve.engine.Engine`.
       batch_size: rows read or decoded together.
-      max_gen_toks: new tokens at most, where a task does not say.
-      seed: of tasks that sample.
-      max_batch_size: what the harness passes along; without a meaning here.
-      device: likewise: JAX chooses, or `mesh` does.
-      **options: of `Engine`, such as `decode`, `drafter`, `dtype` and `mesh`.
+      max_gen_toks: the limit of new tokens if a task sets none.
+      seed: the seed of tasks that sample.
+      max_batch_size: passed by the harness; ignored.
+      device: passed by the harness; ignored, since JAX or `mesh` chooses.
+      **options: options of `Engine`, such as `decode`, `drafter`, `dtype` and `mesh`.
 
     Raises:
-      ValueError: on what `Engine` refuses, or a model without a tokenizer.
+      ValueError: on arguments that `Engine` refuses, or a model without a tokenizer.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class SpecjaxLM(TemplateLM):
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """Refuses diffusion models, which can still generate."""
+        """The scorer. It refuses diffusion models, which can only generate."""
         return Scorer(self.engine)
 
     @property
@@ -79,17 +80,17 @@ class SpecjaxLM(TemplateLM):
         first = self.eot_token_id if bos is None else bos
         if first is None:
             raise ValueError(
-                f"{self.engine.model.name} has neither BOS nor EOS for texts without a context to begin with"
+                f"{self.engine.model.name} has neither BOS nor EOS, and texts without a context begin with one"
             )
         return first
 
     @property
     def tokenizer_name(self) -> str:
-        """What names the cache of requests."""
+        """The name under which the harness caches requests."""
         return self.engine.model.name.replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
-        """Messages as text, by the model's own template."""
+        """Messages as text, by the model's chat template."""
         return self.tokenizer.apply_chat_template(
             checked(self.tokenizer, chat_history, self.engine.model.name),
             tokenize=False,
@@ -98,7 +99,7 @@ class SpecjaxLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids; a text that begins with BOS already gets no second one."""
+        """Token ids. A text that already begins with BOS gets no second one."""
         bos = self.tokenizer.bos_token
         special = not (bos and string.startswith(bos)) if add_special_tokens is None else add_special_tokens
         return self.tokenizer.encode(string, add_special_tokens=special, verbose=False)
@@ -113,7 +114,8 @@ class SpecjaxLM(TemplateLM):
         return answers
 
     def _pair(self, context: Sequence[int], after: Sequence[int]) -> Pair:
-        """Without the beginning of a context that is too long; the last token is not read, and needs no position."""
+        """A pair whose context is cut at the beginning if too long. The last token is not read, so it needs no
+        position."""
         room = self.engine.max_length + 1 - len(after)
         if room < 1:
             raise ValueError(
@@ -124,7 +126,7 @@ class SpecjaxLM(TemplateLM):
         return Pair(None, None, kept + tuple(after), len(kept))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts, the parts of a long one with as much context as there is room for."""
+        """Log-likelihoods of whole texts. Parts of a long text get as much context as fits."""
         texts = [request.args[0] for request in requests]
         split = []
         for text in texts:
@@ -141,7 +143,7 @@ class SpecjaxLM(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """New texts up to the first of the strings that a task names."""
         made = [self._request(*request.args) for request in requests]
-        if line := self.engine.left_out({"temperature": 0.0, "max_new_tokens": 0}, made):  # tasks say these
+        if line := self.engine.left_out({"temperature": 0.0, "max_new_tokens": 0}, made):  # tasks set these
             _LOG.warning(line)
         turns = self.engine.turns(made, slots=min(self.batch_size, max(len(made), 1)))
         texts = [record.text or "" for record in in_order(turns)]

@@ -1,4 +1,4 @@
-"""What is asked: shipped tasks by family, level and seed, or questions of one's own; each with its checker."""
+"""The questions: shipped tasks by family, level and seed, or the user's own; each with its checker."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from specjax.tasks.base import words_of
 from specjax.tasks.generate import family_of
 
 OWN = "own"
-"""The family of questions that name none."""
+"""The family of questions without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Item:
     """A question as decoders get it.
 
     Attributes:
-      id: names it; with the seed it decides the noise.
-      family: where its answer is counted.
+      id: its name; it decides the noise together with the seed.
+      family: the family in which its answer counts.
       prompt: text, token ids or chat messages.
-      right: whether a text answers it.
-      suffix: what follows the answer, for models that fill in, or None.
-      options: of its request alone.
-      gap: what stands before a gap, in it and after it; None where the question has none.
+      right: a function that says whether a text answers it.
+      suffix: the text after the answer, for models that fill in, or None.
+      options: options of its request only.
+      gap: the text before a gap, in it and after it; None if the question has no gap.
     """
 
     id: str
@@ -45,8 +45,8 @@ class QuestionLine(jsonl.Line):
     """A line with answers.
 
     Attributes:
-      answers: right ones.
-      family: as named.
+      answers: the right answers.
+      family: as given.
     """
 
     answers: tuple[str, ...] = ()
@@ -54,10 +54,10 @@ class QuestionLine(jsonl.Line):
 
 
 def items_of(options: EvalOptions) -> list[Item]:
-    """The questions, families in turn, so that every part of them is a fair one.
+    """The questions, with families in turn, so that every part is a fair sample.
 
     Raises:
-      ValueError: on an unknown family, too high a limit, questions that cannot be used, or where there is none.
+      ValueError: on an unknown family, too high a limit, unusable questions, or no questions.
     """
     names = list(dict.fromkeys(name.strip() for text in options.families for name in text.split(",") if name.strip()))
     if options.questions is None:
@@ -96,14 +96,14 @@ def _grouped(items: list[Item], names: list[str], limit: int | None) -> list[lis
 
 
 def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]") -> list[Item]:
-    """Questions of one's own; an answer is right that is one of theirs, up to white space.
+    """The user's questions. A text is right if it equals one of the answers, up to white space.
 
     Args:
-      given: a file of JSON lines, or objects like such lines: `prompt` (text or token ids) or `messages`, `answer` or
+      given: a file of JSON lines, or objects like its lines: `prompt` (text or token ids) or `messages`, `answer` or
         `answers`, and optionally `family`, `id`, `suffix` and generation options.
 
     Raises:
-      ValueError: naming the first line that cannot be used; where two have one id, or there is no line.
+      ValueError: on an unusable line (the first is named), on a repeated id, or if there is no line.
     """
     if isinstance(given, (str, os.PathLike)):
         what, lines = str(given), jsonl.read(given, question_line)
@@ -121,7 +121,7 @@ def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]")
 
 
 def question_line(number: int, content: dict[str, Any]) -> jsonl.Line:
-    """A line from an object, see `own_questions`."""
+    """A line from an object; see `own_questions`."""
     content = {key: value for key, value in content.items() if value is not None}
     rest = {key: value for key, value in content.items() if key not in ("answer", "answers", "family")}
     line = jsonl.from_object(number, rest)

@@ -6,11 +6,11 @@ from specjax.evaluate.results import Comparison, Evaluation, Row, Share
 
 
 def tables(found: Evaluation) -> None:
-    """Prints accuracy by family, and speed and differences by decoder, on stdout."""
+    """Prints accuracy by family, and speed and differences by decoder."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has no width to fit
+    if not console.is_terminal:  # a file has no width limit
         console.width = 200
     console.print(found.about, soft_wrap=True)
     console.print(_accuracies(found))
@@ -70,7 +70,7 @@ def _difference(comparison: Comparison | None) -> list[str]:
 
 
 def remarks(found: Evaluation) -> list[str]:
-    """What a reader of the figures should know beside them: AUROC, answers that were cut short, or that failed."""
+    """Remarks beside the figures: AUROC, and answers that were cut short or failed."""
     said = []
     for row in found.rows:
         if (own := row.auroc) is not None:
@@ -94,7 +94,7 @@ def plot(found: Evaluation, path: str) -> None:
 
 
 def picture(found: Evaluation) -> Any:
-    """Accuracy against tokens per second, a point a decoder, with 95% intervals of the accuracy."""
+    """Plots accuracy over tokens per second, one point per decoder, with 95% intervals of the accuracy."""
     from specjax.viz.picture import Picture
 
     figure = Picture(8, 5 + 0.18 * len(found.rows))

@@ -1,4 +1,4 @@
-"""What an evaluation found: answers, a row for each decoder, and how decoders differ."""
+"""The results of an evaluation: answers, a row for each decoder, and comparisons."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class Answer:
       id: the question's.
       family: the question's.
       prompt: as asked.
-      text: what was answered.
+      text: the answer.
       right: whether it is right.
-      tokens: how many.
-      steps: target passes, of all completions where it is one of several.
+      tokens: the number of tokens.
+      steps: the number of target passes; if it was selected from several completions, the passes of all of them.
       finish_reason: eos, stop, length or error.
-      sample: which of a question's answers it is, from 0.
-      nll: the negative log-likelihood of its tokens, in nats; None where it was not kept.
+      sample: its number among a question's answers, from 0.
+      nll: the negative log-likelihood of its tokens, in nats; None if it was not kept.
     """
 
     decoder: str
@@ -46,10 +46,10 @@ class Share:
     """An accuracy with its 95% interval.
 
     Attributes:
-      accuracy: the mean over questions of the share of right samples.
+      accuracy: the share of right samples, averaged over questions.
       low: lower end.
       high: upper end.
-      n: questions.
+      n: the number of questions.
     """
 
     accuracy: float
@@ -60,13 +60,13 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What answers took.
+    """The cost of answers.
 
     Attributes:
-      tokens: new ones, the end of a text included.
-      steps: target passes of rows.
+      tokens: new tokens, including the end of a text.
+      steps: target passes, summed over rows.
       seconds: wall time, prefill included.
-      decode_seconds: of the decoding steps alone.
+      decode_seconds: the time of decoding steps only.
     """
 
     tokens: int
@@ -77,7 +77,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a decoder did.
+    """The results of one decoder.
 
     Attributes:
       decoder: its name.
@@ -107,14 +107,15 @@ class Row:
 
     @property
     def auroc(self) -> Auroc | None:
-        """How well `nll` tells wrong answers from right ones; None where it was not kept, or all are right or all wrong."""
+        """How well `nll` separates wrong answers from right ones; None if it was not kept, or if all are right or all
+        wrong."""
         wrong = [not answer.right for answer in self.answers if answer.nll is not None]
         if len(wrong) < len(self.answers) or len(set(wrong)) < 2:
             return None
         return auroc(np.asarray([answer.nll for answer in self.answers]), np.asarray(wrong))
 
     def count(self, reason: str) -> int:
-        """Answers that ended for a reason."""
+        """The number of answers with a finish reason."""
         return sum(answer.finish_reason == reason for answer in self.answers)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,16 +137,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How a decoder differs from the one it is compared with, on the same questions.
+    """A decoder compared with another on the same questions.
 
     Attributes:
       decoder: its name.
-      baseline: the other's.
-      overall: difference of accuracy over all questions.
-      families: by family.
-      speed: ratio of their tokens per second in one run; None where the other's answers are of another run.
-      same_text: answers with the same text.
-      answers: of each.
+      baseline: the other's name.
+      overall: the difference of accuracy over all questions.
+      families: the difference by family.
+      speed: the ratio of their tokens per second in one run; None if the other's answers come from another run.
+      same_text: the number of answers with the same text.
+      answers: the number of answers of each.
       verdict: whether accuracy was lost, in words.
     """
 
@@ -174,11 +175,11 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A whole run.
+    """The results of a whole run.
 
     Attributes:
-      rows: one per decoder, the first the one that was asked for.
-      comparisons: of the others with it, or of all with the answers of another run.
+      rows: one per decoder; the first is the one that was asked for.
+      comparisons: of the others with the first, or of all with the answers of another run.
       about: the setting in words.
     """
 
@@ -187,7 +188,7 @@ class Evaluation:
     about: str
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object: the first row, and the others and comparisons where there are any."""
+        """One JSON object: the first row, and the others and comparisons if there are any."""
         more: dict[str, Any] = {"about": self.about}
         if self.rows[1:]:
             more["decoders"] = [row.to_json() for row in self.rows[1:]]
@@ -197,7 +198,7 @@ class Evaluation:
 
 
 def row_of(decoder: str, answers: Sequence[Answer], cost: Cost) -> Row:
-    """A row from a decoder's answers and what they took."""
+    """A row from a decoder's answers and their cost."""
     samples = 1 + max(answer.sample for answer in answers)
     families = {name: _share(shares_of(own), samples) for name, own in _split(answers)}
     return Row(decoder, families, _share(shares_of(answers), samples), cost, list(answers))
@@ -209,11 +210,11 @@ def compared(
     """Compares two decoders' answers to the same questions.
 
     Args:
-      name: of the second.
-      baseline: of the first.
-      first: answers.
-      second: answers to the same questions, as many each, in the same order.
-      speed: of the second as a multiple of the first's, or None.
+      name: the name of the second decoder.
+      baseline: the name of the first.
+      first: the first decoder's answers.
+      second: the second's answers to the same questions, with the same number of samples and in the same order.
+      speed: the second's speed as a multiple of the first's, or None.
       margin: see `specjax.evaluate.statistics.verdict`.
     """
     overall = paired(shares_of(first), shares_of(second))
@@ -235,14 +236,14 @@ def shares_of(answers: Sequence[Answer]) -> np.ndarray:
 
 
 def read_answers(path: str, asked: Sequence[tuple[str, int, Any]]) -> list[Answer]:
-    """The answers of another run to the same questions; of several decoders' the first one's.
+    """The answers of another run to the same questions; if it had several decoders, the first one's.
 
     Args:
-      path: a file that a run wrote as its answers.
+      path: the file of answers that a run wrote.
       asked: id, sample and prompt of every answer, in order.
 
     Raises:
-      ValueError: where the file is no such file, or its questions are others.
+      ValueError: if it is not such a file, or has other questions.
     """
     found: dict[tuple[str, int], Answer] = {}
     decoder = None
@@ -276,7 +277,7 @@ def _answer_line(number: int, content: dict[str, Any]) -> jsonl.Line:
 
 
 def _split(answers: Sequence[Answer]) -> list[tuple[str, list[Answer]]]:
-    """Answers by family, in the order in which families first come."""
+    """Answers by family, in the order in which families first occur."""
     groups: dict[str, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.family, []).append(answer)

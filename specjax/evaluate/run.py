@@ -1,8 +1,10 @@
 """Decoders answer the same questions side by side.
 
-Everything is compiled first. Then the questions go round in parts, and every part is answered by one decoder after the other
-(A B C, A B C, ...), so that what else the machine does falls on all of them alike. The clock runs from token ids to finished
-records, prefill included; compiling, tokenising prompts and checking answers do not count.
+Everything is compiled first. Then the questions are asked in parts, and one decoder after the other answers each part
+(A B C, A B C, ...). So other load on the machine affects all decoders equally.
+
+The clock runs from token ids to finished records and includes prefill. It excludes compiling, tokenising prompts and
+checking answers.
 """
 
 import contextlib
@@ -29,22 +31,22 @@ from specjax.speculative import prefill_width
 
 _LOG = logging.getLogger(__name__)
 PARTS = 8
-"""At most so many parts, each of at least so many batches."""
+"""The most parts, and the fewest batches of each."""
 
 SEVERAL = ("families", "compare", "stop", "sampling")
-"""Options that are several texts."""
+"""Options that hold several texts."""
 
 OnAnswers = Callable[[Sequence[Answer]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A decoder and all that it is asked.
+    """A decoder and everything that it is asked.
 
     Attributes:
-      decoder: who answers.
-      requests: one for every question and sample, or for every completion that one is taken of.
-      keys: of their noise.
+      decoder: the decoder.
+      requests: one for every question and sample or, with a selection, for every completion.
+      keys: the keys of their noise.
       capacity: text buffer slots of a row.
       batch_size: rows.
     """
@@ -56,7 +58,7 @@ class Contestant:
     batch_size: int
 
     def warm(self) -> None:
-        """Compiles: one token of a request of every size in which prompts enter."""
+        """Compiles, by decoding one token for a request of each prefill size."""
         engine = self.decoder.engine
         served, split = engine.served(), parts(engine.mesh, "tokens")
         sizes: dict[tuple[int, int], int] = {}
@@ -65,17 +67,17 @@ class Contestant:
             width = prefill_width(length, split)
             sizes.setdefault((width, -(-(length - 1) // width)), index)
         every = list(sizes.values())
-        every += [index + 1 for index in every[:1] if self.requests[index].sample == 0]  # a copy of a row that was read
+        every += [index + 1 for index in every[:1] if self.requests[index].sample == 0]  # a copy of a prefilled row
         chosen = [self.requests[index] for index in sorted(every)]
         short = [one if one.suffix_ids else dataclasses.replace(one, max_new_tokens=1) for one in chosen]
         self._records(short, self.keys[sorted(every)], lambda count: None, None)
 
     def lap(self, part: range, advance: Callable[[int], None]) -> tuple[list[Record], Cost]:
-        """Answers a part of the questions: a record an answer, and what all that was written took.
+        """Answers a part of the questions; returns a record per answer, and the cost of everything written.
 
         Args:
           part: the answers' indices.
-          advance: called with how many are done.
+          advance: called with the number of answers done.
         """
         engine, chooser, written = self.decoder.engine, self.decoder.chooser, []
 
@@ -118,12 +120,12 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """All that an evaluation needs, checked.
+    """Everything that an evaluation needs, checked.
 
     Attributes:
       options: as given.
       items: the questions.
-      contestants: who answers them.
+      contestants: the decoders with their requests.
       before: answers of another run to compare with, or None.
     """
 
@@ -143,10 +145,10 @@ class Prepared:
 
 
 def prepare(options: EvalOptions) -> Prepared:
-    """Questions, engines and requests.
+    """Prepares questions, engines and requests.
 
     Raises:
-      ValueError: one line that says what cannot be used, before any work.
+      ValueError: before any work, with one line about what cannot be used.
     """
     check_least(options)
     if not 0 <= options.margin <= 100:
@@ -191,12 +193,12 @@ def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
 
 
 def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = None) -> Evaluation:
-    """Asks everybody everything.
+    """Asks every decoder every question.
 
     Args:
       prepared: from `prepare`.
-      shown: whether a bar is shown on stderr.
-      on_answers: called with the answers of every part as it is done.
+      shown: whether to show a bar on stderr.
+      on_answers: called with the answers of every finished part.
     """
     contestants, samples = prepared.contestants, prepared.options.samples
     count = len(prepared.items) * samples
@@ -229,7 +231,7 @@ def _teller(advance: Any, contestant: Contestant, answers: Sequence[Answer]) -> 
 
 
 def cut(count: int, batch_size: int) -> Iterator[range]:
-    """Ranges of nearly one size, for requests `0 .. count - 1`; the answers of a question may fall into two.
+    """Ranges of nearly equal size over requests `0 .. count - 1`; a question's answers may fall into two of them.
 
     >>> [len(part) for part in cut(200, 8)], [len(part) for part in cut(1000, 8)][:2]
     ([66, 67, 67], [125, 125])
@@ -273,15 +275,15 @@ def _comparisons(prepared: Prepared, rows: Sequence[Row]) -> Iterator[Comparison
 
 
 def evaluate(model: Any = None, *, progress: bool = False, **options: Any) -> Evaluation:
-    """How often a model's answers are right, and how fast they come: `specjax eval` in Python.
+    """Measures how often a model's answers are right, and how fast they come: `specjax eval` in Python.
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
-      progress: whether a bar is shown on stderr.
-      **options: the fields of `specjax.evaluate.options.EvalOptions`; `answers`, `plot` and `json` are the command's alone.
+      progress: whether to show a bar on stderr. **options: the fields of `specjax.evaluate.options.EvalOptions`, except
+    `answers`, `plot` and `json`, which only the command has.
 
     Raises:
-      ValueError: one line that says what cannot be used, before any work.
+      ValueError: before any work, with one line about what cannot be used.
       TypeError: on an unknown option.
     """
     options |= {name: (options[name],) for name in SEVERAL if isinstance(options.get(name), str)}

@@ -1,6 +1,6 @@
-"""Intervals and tests of right and wrong answers. The unit is the question, however many samples it has.
+"""Intervals and tests for right and wrong answers. The unit is the question, whatever its number of samples.
 
-In the shape descriptions `Q` denotes questions. All intervals are of 95%.
+In the shape descriptions `Q` denotes questions. All intervals are 95% intervals.
 """
 
 import dataclasses
@@ -15,41 +15,41 @@ Z = NormalDist().inv_cdf(0.975)
 def wilson(shares: np.ndarray, samples: int = 1) -> tuple[float, float]:
     """Wilson's interval of an accuracy.
 
-    For one sample per question it is the binomial one. For several it has the effective number of questions that the
-    spread between questions leaves (Korn and Graubard 1998): as many as there are where a question's samples are all
-    right or all wrong, and at most all samples.
+    With one sample per question it is the binomial interval. With several, it uses the effective number of questions
+    given the spread between them (Korn and Graubard 1998). That number is Q if each question's samples are all right or
+    all wrong, and at most the number of all samples.
 
     Args:
       shares: `[Q]`, the share of each question's samples that are right.
-      samples: of each question.
+      samples: the number of samples of each question.
 
     Raises:
-      ValueError: where there is no question.
+      ValueError: if there is no question.
     """
     count = len(shares)
     if not count:
-        raise ValueError("there is no interval of no questions")
+        raise ValueError("an interval needs at least one question")
     share = float(np.mean(shares))
     within, between = share * (1 - share), float(np.var(shares, ddof=1)) if count > 1 else 0.0
     n = count * min(max(within / between, 1.0), samples) if between else count * (samples if within else 1)
     middle, spread = share + Z * Z / (2 * n), Z * math.sqrt(within / n + Z * Z / (4 * n * n))
     scale = 1 + Z * Z / n
     low, high = (middle - spread) / scale, (middle + spread) / scale
-    return low if share > 0 else 0.0, high if share < 1 else 1.0  # rounding leaves a little more or less there
+    return low if share > 0 else 0.0, high if share < 1 else 1.0  # rounding errors could exceed these bounds
 
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """How two decoders differ on the same questions.
+    """The difference of two decoders on the same questions.
 
     Attributes:
       difference: accuracy of the second minus that of the first.
       low: lower end of its interval.
       high: upper end.
-      better: questions on which the second is right more often.
-      worse: less often.
-      p_value: two-sided, of the exact test that both are as often better: McNemar's where a question has one sample, else the
-        sign test.
+      better: the number of questions on which the second is right more often.
+      worse: the number of questions on which it is right less often.
+      p_value: two-sided, of the exact test that both are better equally often: McNemar's test with one sample per
+        question, otherwise the sign test.
     """
 
     difference: float
@@ -63,17 +63,18 @@ class Paired:
 def paired(first: np.ndarray, second: np.ndarray) -> Paired:
     """Compares shares of right answers question by question.
 
-    The interval is Bonett and Price's (2012): Wald's for paired proportions with one question more on which the second is
-    better, and one on which it is worse. So it has a width where no question differs, about 2.8 / Q to each side.
+    The interval is Bonett and Price's (2012): Wald's for paired proportions, with one more question on which the second
+    is better, and one more on which it is worse. So it has a positive width even if no question differs, about 2.8 / Q
+    to each side.
 
     Args:
       first: `[Q]`, the share of each question's samples that are right.
-      second: likewise.
+      second: the same for the second decoder.
 
     Raises:
-      ValueError: where there is no question, or their numbers differ.
+      ValueError: if there is no question, or their numbers differ.
     """
-    from scipy.stats import binomtest  # takes a while
+    from scipy.stats import binomtest  # slow import
 
     if not len(first) or len(first) != len(second):
         raise ValueError(f"pairs of questions are needed, got {len(first)} and {len(second)}")
@@ -87,12 +88,12 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired:
 
 
 def verdict(found: Paired, same_text: bool, margin: float) -> str:
-    """What may be said of the second decoder's accuracy.
+    """The conclusion about the second decoder's accuracy, in words.
 
     Args:
       found: the comparison.
       same_text: whether all texts are equal.
-      margin: points that "free" may cost at most.
+      margin: the most points that a "free" change may cost.
 
     >>> verdict(Paired(-0.01, -0.03, 0.01, 3, 5, 0.7), False, 1.0)
     'not resolved: the interval reaches -3.0 points'
@@ -111,11 +112,11 @@ class Auroc:
     """The area under the receiver operating characteristic of a score.
 
     Attributes:
-      area: the chance that a positive has a higher score than a negative, equal ones counted half.
+      area: the probability that a positive has a higher score than a negative; ties count half.
       low: lower end of its interval.
       high: upper end.
-      positive: how many.
-      negative: how many.
+      positive: the number of positives.
+      negative: the number of negatives.
     """
 
     area: float
@@ -126,17 +127,18 @@ class Auroc:
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> Auroc:
-    """How well a score tells positives from negatives: Mann and Whitney's statistic over the number of pairs.
+    """How well a score separates positives from negatives: the Mann-Whitney statistic over the number of pairs.
 
-    The interval is the fifth of Newcombe (2006, Statistics in Medicine 25:559), a score interval with Hanley and McNeil's
-    variance at the middle of the two numbers: so it has a width where the score tells all of them apart.
+    The interval is the fifth of Newcombe (2006, Statistics in Medicine 25:559), a score interval with Hanley and
+    McNeil's variance at the mean of the two numbers. So it has a positive width even if the score separates all of
+    them.
 
     Args:
       scores: `[Q]`.
       positive: `[Q]` bool.
 
     Raises:
-      ValueError: where there is no positive, or no negative.
+      ValueError: if there is no positive, or no negative.
     """
     scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
     m, n = int(positive.sum()), int((~positive).sum())

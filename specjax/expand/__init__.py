@@ -1,5 +1,6 @@
-"""Expanders: from a drafter's next-token distributions to a tree. A line per method, in the order in which they are
-listed."""
+"""Expanders: from a drafter's next-token distributions to a tree. One line per method, in the order in which they are
+listed.
+"""
 # isort: skip_file
 
 from specjax.expand.chain import Chain as Chain

@@ -1,4 +1,4 @@
-"""The expander contract: decides which nodes to grow and which to keep; the drafter only scores frontiers."""
+"""The expander contract: it decides which nodes to grow and which to keep; the drafter only scores frontiers."""
 
 import abc
 import dataclasses
@@ -34,8 +34,11 @@ class Level:
 
 
 Grow = Callable[[Any, Level], tuple[Any, Array]]
-"""`(carry, level) -> (carry, logits)`: the drafter's side. The logits are `[B, F, V]`, or `[B, 1, V]` where all nodes of the
-level share one distribution. V may be fewer columns: those that the sampler is restricted to."""
+"""`(carry, level) -> (carry, logits)`: the drafter's side.
+
+The logits are `[B, F, V]`, or `[B, 1, V]` if all nodes of the level share one distribution. V may be fewer columns, to
+which the sampler is then restricted.
+"""
 
 
 class Expander(abc.ABC):
@@ -61,7 +64,7 @@ class Expander(abc.ABC):
 
     @property
     def children(self) -> Children:
-        """Static: how a node's children come to be; where they are drawn, `log_q` says from what."""
+        """Static: how a node's children come to be; if they are drawn, `log_q` is the distribution of the draws."""
         return "deterministic"
 
     @property
@@ -71,21 +74,22 @@ class Expander(abc.ABC):
 
     @property
     def width(self) -> int:
-        """Static: the most candidates taken of one node."""
+        """Static: the most candidates taken from one node."""
         return 1
 
     @abc.abstractmethod
     def __call__(
         self, root: Array, logits: Array, grow: Grow, carry: Any, sampler: Sampler, *, keep_q: bool = False
     ) -> Tree:
-        """
+        """Grows a tree below the root.
+
         Args:
           root: `[B]` int32.
           logits: `[B, V]` float32, the draft's distribution after the root.
           grow: scores the next frontier.
           carry: whatever `grow` carries from level to level.
           sampler: the step's sampler, so that children are ranked with the target's own noise.
-          keep_q: whether the tree must carry `log_q`, where its children are drawn.
+          keep_q: whether the tree must carry `log_q` if its children are drawn.
         """
 
 
@@ -95,7 +99,7 @@ class Candidates:
 
     Attributes:
       tokens: `[B, F, k]` int32 target ids, best first; -1 where fewer are possible.
-      worth: `[B, F, k]`, the log of how likely each is to be the target's token; -inf where there is none.
+      worth: `[B, F, k]`, the log of the chance that each is the target's token; -inf where there is none.
     """
 
     tokens: Array
@@ -115,17 +119,17 @@ def candidates(
 ) -> Candidates:
     """The k best next tokens of every node of a level.
 
-    Coupled: tokens are ranked by `log q + g` with the position's shared noise; given g, the worth of one is
-    `log softmax((log q + g) / tau)`. Otherwise: by `log q` alone (EAGLE-2's confidence, at tau 1).
+    If `coupled`, tokens are ranked by `log q + g` with the position's shared noise; given g, the worth of one is `log
+    softmax((log q + g) / tau)`. Otherwise they are ranked by `log q` alone (EAGLE-2's confidence, at tau 1).
 
     Args:
-      sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-      logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
+      sampler: the step's sampler, restricted if the logits' columns are not the whole vocabulary.
+      logits: `[B, F, V]` float32, or `[B, 1, V]` if the nodes share one distribution.
       k: how many per node.
       nodes: F.
       depth: of the nodes; 0 is the root.
-      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A distribution shared by
-        several nodes is penalised by the committed text alone.
+      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A distribution that
+        several nodes share is penalised for the committed text alone.
       coupled: whether to use the noise.
       tau: temperature of the worth.
     """
@@ -148,12 +152,12 @@ def candidates(
 
 
 def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, nodes: int = 1) -> Array:
-    """The distribution that coupled `candidates` of every node of a level are drawn from, over the vocabulary.
+    """The distribution from which coupled `candidates` of every node of a level are drawn, over the vocabulary.
 
     Args:
-      sampler: see `candidates`, as are the others.
+      sampler: see `candidates`, also for the other arguments.
       logits: `[B, F, V]` float32, or `[B, 1, V]`.
-      paths: likewise.
+      paths: see `candidates`.
       nodes: F.
 
     Returns:
@@ -167,13 +171,13 @@ def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, n
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Draws without replacement from the distributions of F nodes; in greedy rows the likeliest tokens.
+    """Draws without replacement from the distributions of F nodes; the likeliest tokens in greedy rows.
 
     Attributes:
       tokens: `[B, F, k]` int32 target ids, in the order of the draws; -1 where nothing is left.
       log_q: `[B, F, k]`, the distribution's log-probability of each; -inf where there is none.
-      noisy: `[B, F, k]`, the same with the Gumbel noise that they were drawn with.
-      left: `[B, F, 1]`, the log of what the distribution has beside them.
+      noisy: `[B, F, k]`, the same plus the Gumbel noise with which they were drawn.
+      left: `[B, F, 1]`, the log of the distribution's mass outside them.
     """
 
     tokens: Array
@@ -183,8 +187,9 @@ class Draws:
 
 
 def draws(sampler: Sampler, logits: Array, k: int, *, nodes: int, depth: int, paths: Paths | None) -> Draws:
-    """k draws from the distribution of every node of a level, with noise of the node's own. See `candidates` for the
-    arguments."""
+    """k draws from the distribution of every node of a level, with each node's own noise. See `candidates` for the
+    arguments.
+    """
     batch, dists, columns = logits.shape
     paths = paths if dists == nodes else None
     every = lambda scores: jnp.broadcast_to(jax.nn.log_softmax(scores, axis=-1), (batch, nodes, columns))
@@ -214,7 +219,7 @@ def draws(sampler: Sampler, logits: Array, k: int, *, nodes: int, depth: int, pa
 
 
 def skippable(pred: Array, on: Callable[[Any], tuple[Any, Any]], carry: Any) -> tuple[Any, Any]:
-    """`on(carry)`, or where the scalar `pred` is false its shapes in zeros, but for a carry that keeps its own."""
+    """`on(carry)`; if the scalar `pred` is false, zeros in its shapes, except that a carry with unchanged shapes is kept."""
     shapes = jax.eval_shape(on, carry)
     same = jax.tree.structure(carry) == jax.tree.structure(shapes[0]) and all(
         jnp.shape(a) == b.shape for a, b in zip(jax.tree.leaves(carry), jax.tree.leaves(shapes[0]), strict=True)

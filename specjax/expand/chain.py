@@ -11,9 +11,10 @@ from specjax.tree import Topology, Tree, log_q_of
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Expander):
-    """`length` tokens in a row, each the drafter's own draw with the position's shared noise.
+    """A chain of `length` tokens, each the drafter's own draw with the position's shared noise.
 
-    The draw is an exact sample of the draft's warped distribution, so a chain also serves the classical rejection rule.
+    Each draw is an exact sample of the draft's warped distribution, so a chain also serves the classical rejection
+    rule.
     """
 
     about = About("chain", "one token per level, drawn with the position's own noise", "arXiv:2211.17192")

@@ -1,5 +1,6 @@
-"""What trees share whose shape rests on the draft's distributions: a beam is scored level by level, and the best of all
-is kept."""
+"""The common part of trees whose shape depends on the draft's distributions: a beam is scored level by level, and the
+best of all nodes are kept.
+"""
 
 import abc
 import dataclasses
@@ -20,13 +21,13 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ranked:
-    """Possible children of the F nodes of a level, each node's in the order in which a verifier is to try them.
+    """Possible children of the F nodes of a level; each node's are in the order in which a verifier should try them.
 
     Attributes:
       tokens: `[B, F, k]` int32, -1 for none.
-      rank: `[B, F, k]`, by which they are chosen; -inf where there is none. A node's are in descending order, and none is above
-        the rank of the node itself, so that what is chosen is a tree.
-      value: a pytree of `[B, F, k]`, what their own children are ranked by.
+      rank: `[B, F, k]`, by which they are chosen; -inf where there is none. The ranks of a node's children descend, and
+        none is above the node's own rank, so that the chosen nodes form a tree.
+      value: a pytree of `[B, F, k]`, by which their own children are ranked.
     """
 
     tokens: Array
@@ -35,7 +36,7 @@ class Ranked:
 
 
 class DynamicTree(Expander):
-    """Every level scores the `k` best-ranked nodes and takes `k` candidates of each. Which of all are kept: see `keep`."""
+    """Every level scores the `k` best-ranked nodes and takes `k` candidates of each. `keep` decides which of all are kept."""
 
     start: ClassVar[Any]
     """The root's value, see `Ranked.value`."""
@@ -43,7 +44,7 @@ class DynamicTree(Expander):
     @property
     @abc.abstractmethod
     def k(self) -> int:
-        """Static: how many nodes of a level are scored, and candidates of a node."""
+        """Static: how many nodes of a level are scored, and how many candidates a node has."""
 
     @property
     def width(self) -> int:
@@ -56,8 +57,8 @@ class DynamicTree(Expander):
         """The candidates of a level.
 
         Args:
-          sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
+          sampler: the step's sampler, restricted if the logits' columns are not the whole vocabulary.
+          logits: `[B, F, V]` float32, or `[B, 1, V]` if the nodes share one distribution.
           value: of the F nodes, a pytree of `[B, F]`.
           nodes: F.
           depth: of the nodes; 0 is the root.
@@ -65,7 +66,7 @@ class DynamicTree(Expander):
         """
 
     def keep(self, ranks: Array, beams: list[Array]) -> Array:
-        """Which of all C candidates are nodes of the tree, `[B, nodes - 1]`: the best-ranked.
+        """Which of all C candidates become nodes of the tree, `[B, nodes - 1]`: the best-ranked.
 
         Args:
           ranks: `[B, C]`, of all candidates, level by level.
@@ -74,7 +75,7 @@ class DynamicTree(Expander):
         return jax.lax.top_k(ranks, self.nodes - 1)[1]
 
     def goes_on(self, ranks: list[Array], going: Array) -> Array | None:
-        """In which rows `[B]` another level is grown, given the ranks `[B, C]` of those there are; None: in all of them."""
+        """In which rows `[B]` another level is grown, given the ranks `[B, C]` so far; None for all rows."""
         return None
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
@@ -131,7 +132,7 @@ class DynamicTree(Expander):
         return dataclasses.replace(tree, log_q=self._distributions(dists, beams[:-1], chosen, rank.shape[1]))
 
     def _tree(self, root, tokens, ranks, parents, chosen):
-        """The tree of the chosen candidates, in their order: parents come first, and siblings as they were."""
+        """The tree of the chosen candidates, in their order: parents come first, and siblings keep their order."""
         batch, count = ranks.shape
         k, keep = self.k, chosen.shape[1]
         rows = jnp.arange(batch)[:, None]
@@ -155,7 +156,7 @@ class DynamicTree(Expander):
         )
 
     def _distributions(self, dists, beams, chosen, count):
-        """`Tree.log_q` of the chosen candidates; of those that were not scored, which have no children, the root's."""
+        """`Tree.log_q` of the chosen candidates; candidates that were not scored have no children and get the root's."""
         dists = jnp.concatenate(dists, axis=1)  # [B, 1 + scored, V]
         scored = jnp.concatenate(beams, axis=1) if beams else jnp.zeros((dists.shape[0], 0), jnp.int32)
         rows = jnp.arange(dists.shape[0])[:, None]

@@ -1,4 +1,4 @@
-"""DySpec's greedy tree (Xiong et al. 2024, arXiv:2410.11744): the next draw is where it is likeliest to be accepted."""
+"""DySpec's greedy tree (Xiong et al. 2024, arXiv:2410.11744): the next draw goes where it is likeliest to be accepted."""
 
 import dataclasses
 
@@ -12,19 +12,21 @@ from specjax.expand.dynamic import DynamicTree, Ranked
 
 @dataclasses.dataclass(frozen=True)
 class DySpec(DynamicTree):
-    """A node's children are draws without replacement. Of all that could be drawn those `nodes - 1` are kept whose turn is most
-    likely to come: the chance of the path that leads to their parent, times what its earlier children leave of its
-    distribution.
+    """A node's children are draws without replacement; of all possible draws, the `nodes - 1` likeliest to be reached
+    are kept.
 
-    That is known before a child is drawn, so a child is never dropped for what it turned out to be, and rules for draws without
-    replacement keep the target's distribution. In greedy rows, whose children are the likeliest, it is the chance of
-    the child itself, and the tree is EAGLE-2's.
+    A draw is reached with the chance of the path to its parent, times the mass that its earlier siblings leave of the
+    parent's distribution. This is known before a child is drawn, so a child's token never decides whether it is
+    dropped. Hence rules for draws without replacement keep the target's distribution.
+
+    In greedy rows, whose children are the likeliest tokens, it is the chance of the child itself, and the tree is
+    EAGLE-2's.
 
     Attributes:
-      k: how many nodes of a level are scored, those whose turn is likeliest, and the most children of a node. Of
-        k >= `nodes` - 1 the tree is that of a heap from which the best is taken one by one.
+      k: how many nodes of a level are scored (those likeliest to be reached), and the most children of a node. With k
+        >= `nodes` - 1 the tree equals one made by taking the best from a heap, one by one.
       depth: levels below the root.
-      nodes: kept tree nodes, the root included.
+      nodes: kept tree nodes, including the root.
     """
 
     about = About("dyspec", "draws without replacement, each where it is likeliest to be accepted", "arXiv:2410.11744")
@@ -45,7 +47,7 @@ class DySpec(DynamicTree):
         return "without_replacement"
 
     def choose(self, sampler, logits, value, *, nodes, depth, paths):
-        # draws further down decide whether a node has another child, so no other step may have their noise
+        # draws further down decide whether a node has another child, so no other step may use their noise
         found = draws(sampler.once(), logits, self.k, nodes=nodes, depth=depth, paths=paths)
         before = jax.lax.cumlogsumexp(jnp.concatenate([found.log_q, found.left], axis=2), axis=2, reverse=True)
         turn = jax.lax.cummin(jnp.minimum(before[..., :-1], 0), axis=2)  # exactly in order, whatever the rounding

@@ -14,27 +14,27 @@ from specjax.tree import Topology, Tree, log_q_of
 
 Array = jax.Array
 SURE = (0.95, 0.8, 0.5)
-"""Confidences above which a level of a `narrowing` tree has fewer nodes (SWIFT's)."""
+"""Confidences above which a level of a `narrowing` tree has fewer nodes (SWIFT's values)."""
 GREEDY, SAMPLED = (3, 5, 8), (1, 3, 5)
-"""How many, the chain's own among them, in rows at temperature 0 and in sampled ones."""
+"""The numbers of nodes, including the chain's own, in rows at temperature 0 and in sampled rows."""
 GoesOn = Callable[[int, Array, Any], Array]
 """`(depth, confidence [B], carry) -> [B]` bool: whether a row goes on below the token drawn at `depth`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStop(Expander):
-    """At most `length` tokens in a row; a row stops below the first token whose confidence is under the threshold.
+    """At most `length` tokens in a row; a row stops below the first token whose confidence is less than the threshold.
 
-    Confidence is the chance that the token is the target's draw given the shared noise (greedy: the draft's probability).
-    That token itself is kept, so a sampled chain still serves the classical rejection rule. Once no live row goes on, the
-    remaining levels are not computed, and `rungs` lets the target verify the short tree alone.
+    Confidence is the chance that the token is the target's draw given the shared noise (greedy: the draft's
+    probability). That token itself is kept, so a sampled chain still serves the classical rejection rule. Once no live
+    row goes on, the remaining levels are not computed. `rungs` lets the target verify the short tree alone.
 
     Attributes:
       length: the longest chain.
-      threshold: confidence below which a row stops; 0 never stops.
+      threshold: the confidence below which a row stops; 0 never stops.
       width: nodes per level: the chain's token and its `width - 1` best siblings, which stay leaves.
-      narrowing: whether a level whose token is sure has fewer siblings, as SWIFT's: see `SURE`. Those left out are no valid
-        nodes; the tree that the target reads is no smaller for it.
+      narrowing: whether a level with a high confidence has fewer siblings, as in SWIFT: see `SURE`. The siblings left
+        out are invalid nodes; they do not shrink the tree that the target reads.
     """
 
     about = About("early_stop", "a chain that ends where the draft is unsure", "arXiv:2404.18911, section 3.2")
@@ -92,19 +92,19 @@ class EarlyStop(Expander):
         keep_q: bool = False,
         goes_on: GoesOn | None = None,
     ) -> tuple[Tree, Any, Array]:
-        """As a call, and also hands back the carry (what a drafter computed for the nodes that it scored) and the confidence
-        `[B, length]` of the chain's tokens.
+        """Does what a call does, and also returns the carry and the confidence `[B, length]` of the chain's tokens.
 
-        A carry that keeps its shapes passes a level that is not computed unchanged; one that grows comes back as zeros,
-        which nothing reads, since all levels below are left out too.
+        The carry holds what a drafter computed for the nodes that it scored. If its shapes do not change, it passes a
+        skipped level unchanged. If they grow, zeros come back, which nothing reads, because all levels below are
+        skipped too.
 
         Args:
-          root: see `Expander.__call__`, as are the next four.
+          root: see `Expander.__call__`, also for the next four.
           logits: `[B, V]`.
-          grow: is called for the chain's own nodes only.
+          grow: called for the chain's own nodes only.
           carry: for `grow`.
           sampler: the step's.
-          keep_q: whether to record what candidates are drawn from.
+          keep_q: whether to record the distributions from which candidates are drawn.
           goes_on: the stop rule in place of the threshold.
         """
         keep_q = keep_q and self.children == "coupled"
@@ -144,14 +144,13 @@ class EarlyStop(Expander):
         return tree, carry, confidence
 
     def _widths(self, confidence: Array, sampler: Sampler) -> Array:
-        """Nodes `[B, length]` of levels whose first has a confidence."""
+        """Nodes `[B, length]` of levels, by the confidence of their first node."""
         sure = [confidence > bound for bound in SURE]
         greedy, sampled = (jnp.select(sure, counts, self.width) for counts in (GREEDY, SAMPLED))
         return jnp.where(sampler.params.temperature[:, None] > 0, sampled, greedy)
 
     def _pick(self, logits, above, sampler, keep_q):
-        """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its distribution `[B, V]` if
-        wanted."""
+        """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its distribution `[B, V]` if wanted."""
         logits = logits[:, None]
         paths = (lambda: jnp.stack(above, axis=1)[:, None]) if above else None
         few = candidates(sampler, logits, self.width, depth=len(above), paths=paths)

@@ -1,4 +1,6 @@
-"""What expanders with a tree of fixed shape share: it grows level by level, and a node takes the candidate of its rank."""
+"""The common part of expanders with a tree of fixed shape: it grows level by level, and a node takes the candidate of
+its rank.
+"""
 
 import abc
 import functools
@@ -25,9 +27,9 @@ class FixedTree(OfTopology, Expander):
         """The tokens `[B, F, max(counts)]` int32 of every node's children by rank, -1 where there are fewer.
 
         Args:
-          sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
-          counts: how many ranks each of the F nodes of a level with children has; what is chosen beyond them is not read.
+          sampler: the step's sampler, restricted if the logits' columns are not the whole vocabulary.
+          logits: `[B, F, V]` float32, or `[B, 1, V]` if the nodes share one distribution.
+          counts: how many ranks each of the level's F nodes with children has; choices beyond them are not read.
           depth: of the nodes; 0 is the root.
           paths: see `specjax.expand.base.candidates`.
         """
@@ -47,7 +49,7 @@ class FixedTree(OfTopology, Expander):
         parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))
         above = topology.ancestors()
         columns, dists = {0: root}, {}
-        scored: list[int] = []  # nodes with children, in the order they were scored; the root is not among them
+        scored: list[int] = []  # nodes with children, in the order in which they were scored, without the root
         frontier = [0]
         logits = logits[:, None]
         for depth in range(self.depth):

@@ -1,4 +1,4 @@
-"""The likeliest tokens with one draw from the rest (greedy draft sampling; Hu et al. 2025, arXiv:2502.18779)."""
+"""The likeliest tokens, and one draw from the rest (greedy draft sampling; Hu et al. 2025, arXiv:2502.18779)."""
 
 import dataclasses
 
@@ -15,10 +15,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GreedyDraft(IID):
-    """The first k - 1 of a node's k children are the likeliest tokens, and the last is a draw from the distribution
-    without those.
+    """The first k - 1 of a node's k children are the likeliest tokens; the last is a draw from the distribution without these.
 
-    One child is a plain draw. See `IID` for the shape, and for greedy rows, whose children are the k likeliest.
+    A single child is a plain draw. See `IID` for the shape, and for greedy rows, whose children are the k likeliest
+    tokens.
     """
 
     about = About(
@@ -48,10 +48,10 @@ def _ranks(counts: tuple[int, ...]) -> np.ndarray:
 
 
 def left_over(values: Array, chosen: Array, counts: tuple[int, ...]) -> Array:
-    """Values `[B, F, V]` with -inf at all of a node's children but the last.
+    """Values `[B, F, V]` with -inf at all of a node's children except the last.
 
     Args:
-      values: of the tokens, or columns, that `chosen` counts.
+      values: by token or by column, whichever `chosen` numbers.
       chosen: `[B, F, k]` int32, -1 for none.
       counts: how many children each node has, at most k.
     """

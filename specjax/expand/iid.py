@@ -1,5 +1,4 @@
-"""Children drawn from the draft's distribution independently of each other, so two may be equal (SpecTr,
-arXiv:2310.15141)."""
+"""Children drawn independently from the draft's distribution, so two may be equal (SpecTr, arXiv:2310.15141)."""
 
 import dataclasses
 
@@ -14,14 +13,14 @@ from specjax.tree import Children, Topology
 
 @dataclasses.dataclass(frozen=True)
 class IID(FixedTree):
-    """Every child is a draw of its own from the distribution at its parent; greedy rows take the likeliest tokens.
+    """Every child is an independent draw from the distribution at its parent; greedy rows take the likeliest tokens.
 
-    The noise is each node's own, apart from that of the positions.
+    Each node has its own noise, separate from that of the positions.
 
     Attributes:
-      k: sequences, all of them from the root.
+      k: sequences, all starting at the root.
       length: tokens of each.
-      tree: another shape, as child counts level by level (see `Topology.from_counts`); empty: those sequences.
+      tree: another shape, as child counts level by level (see `Topology.from_counts`); empty keeps these sequences.
     """
 
     about = About("iid", "draws that do not know of each other: k sequences, or a tree", "arXiv:2310.15141")

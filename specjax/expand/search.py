@@ -10,14 +10,14 @@ Path = tuple[int, ...]
 
 
 def search_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
-    """The tree of most expected accepted tokens, where levels are accepted independently.
+    """The tree with the most expected accepted tokens, if levels are accepted independently.
 
-    Starting at the best candidate, it keeps adding the likeliest path among the next siblings and first children of what it
-    has. That is the best tree of its size wherever a better rank is accepted at least as often as a worse one.
+    Starting at the best candidate, it keeps adding the likeliest path among the next siblings and first children of its
+    nodes. The result is the best tree of its size if a better rank is always accepted at least as often as a worse one.
 
     Args:
       accuracy: `[D, R]`, how often the candidate of a rank is the target's token at depths 1..D.
-      nodes: of the tree, the root included.
+      nodes: of the tree, including the root.
 
     Returns:
       Rank paths for `Topology.from_choices` or the `Static` expander, short ones first.
@@ -47,10 +47,10 @@ def chance(accuracy: np.ndarray, path: Sequence[int]) -> float:
 
 
 def room_for(nodes: int, accuracy: np.ndarray, name: str) -> np.ndarray:
-    """`accuracy` `[D, R]` as it is.
+    """`accuracy` `[D, R]`, unchanged.
 
     Raises:
-      ValueError: naming the caller, where trees of D levels and R candidates do not have so many nodes.
+      ValueError: if trees of D levels and R candidates do not have so many nodes; it names the caller.
     """
     depth, ranks = accuracy.shape
     most = sum(ranks**level for level in range(depth + 1))

@@ -1,4 +1,6 @@
-"""Sequoia's trees (Chen et al. 2024, arXiv:2402.12374): of measured acceptance, by dynamic programming, before any text."""
+"""Sequoia's trees (Chen et al. 2024, arXiv:2402.12374): made from measured acceptance by dynamic programming, before
+decoding.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +11,15 @@ from specjax.expand.search import Path, chance, room_for, shares
 
 
 def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
-    """The tree of most expected accepted tokens, whatever the accuracies: no other of its size has more.
+    """The tree with the most expected accepted tokens, whatever the accuracies: no other tree of its size has more.
 
-    A node has its first child before its second. `search_tree` takes the same question step by step, which is as good where
-    better ranks are accepted at least as often; a second draw may be accepted more often than a first one.
+    A node has its first child before its second. `search_tree` builds its tree step by step, which is as good if better
+    ranks are accepted at least as often. A second draw may, however, be accepted more often than a first one.
 
     Args:
-      accuracy: `[D, R]`, how often the child of a rank is the one that is accepted, at depths 1..D, where its parent was.
-      nodes: of the tree, the root included.
+      accuracy: `[D, R]`, how often the child of a rank is the accepted one, at depths 1..D, given that its parent was
+        accepted.
+      nodes: of the tree, including the root.
 
     Returns:
       Rank paths for `Topology.from_choices` or the `Static` expander, short ones first.
@@ -40,15 +43,15 @@ def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
 
 
 def fastest_tree(accuracy: Any, draft: float, verify: Sequence[float]) -> tuple[Path, ...]:
-    """The tree of most tokens per second, among the best ones of every size and depth.
+    """The tree with the most tokens per second, among the best ones of every size and depth.
 
     Args:
       accuracy: see `sequoia_tree`.
-      draft: seconds in which the drafter makes one level.
-      verify: seconds of the target's pass over 1, 2, ... nodes; the largest tree has as many.
+      draft: seconds that the drafter takes for one level.
+      verify: seconds of the target's pass over 1, 2, ... nodes; its length is the size of the largest tree.
 
     Raises:
-      ValueError: if the accuracies are not `[D, R]` shares, or a time is not positive or none is of a tree.
+      ValueError: if the accuracies are not `[D, R]` shares, a time is not positive, or no time is for a tree.
     """
     accuracy = shares(accuracy)
     if len(verify) < 2 or min(draft, *verify) <= 0:
@@ -64,7 +67,7 @@ def fastest_tree(accuracy: Any, draft: float, verify: Sequence[float]) -> tuple[
 
 
 def expected(accuracy: Any, choices: Sequence[Path]) -> float:
-    """How many tokens of a tree are accepted in the mean, the sum of its nodes' chances."""
+    """The mean number of accepted tokens of a tree, the sum of its nodes' chances."""
     return sum(chance(shares(accuracy), path) for path in choices)
 
 

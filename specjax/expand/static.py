@@ -14,7 +14,7 @@ DEFAULT_CHOICES = (
 
 @dataclasses.dataclass(frozen=True)
 class Static(FixedTree):
-    """Children are the drafter's candidates of fixed ranks.
+    """A node's children are the drafter's candidates of fixed ranks.
 
     Attributes:
       choices: rank paths, `((0,), (1,), (0, 0), ...)`.
@@ -42,7 +42,7 @@ class Static(FixedTree):
         """From child counts level by level; see `Topology.from_counts`.
 
         Raises:
-          ValueError: where the text does not read so.
+          ValueError: if the text cannot be read so.
         """
         topology = Topology.from_counts(tree)
         paths: list[tuple[int, ...]] = [()]
@@ -56,7 +56,7 @@ class Static(FixedTree):
 
     @property
     def children(self):
-        # the second draw without the first is none from `log_q`
+        # `log_q` does not describe a second draw without the first
         return "coupled" if self.coupled and self.topology.leaves_out_none else "deterministic"
 
     def choose(self, sampler, logits, counts, *, depth, paths):

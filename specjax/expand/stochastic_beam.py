@@ -1,4 +1,4 @@
-"""Stochastic beam search (Kool et al. 2019, arXiv:1903.06059), from whose beams RSD-S makes a tree (arXiv:2402.14160)."""
+"""Stochastic beam search (Kool et al. 2019, arXiv:1903.06059); RSD-S makes a tree of its beams (arXiv:2402.14160)."""
 
 import dataclasses
 
@@ -14,10 +14,10 @@ from specjax.expand.dynamic import DynamicTree, Ranked
 class StochasticBeam(DynamicTree):
     """The `k` best partial sequences of every level, by their log-probability with Gumbel noise that grows with them.
 
-    The best of a node's children has the node's own noisy value, so whole sequences are drawn without replacement, and so are a
-    node's children. Which of them stay in the beam depends on their noisy values alone, and how large a node's next one is does
-    not depend on which token it is: rules for draws without replacement keep the target's distribution.
-    Greedy rows have the plain beam search.
+    The best of a node's children has the node's own noisy value, so whole sequences are drawn without replacement, and
+    so are a node's children. Only their noisy values decide which of them stay in the beam, and the size of a node's
+    next value does not depend on which token it is. Hence rules for draws without replacement keep the target's
+    distribution. In greedy rows this is plain beam search.
 
     Attributes:
       k: beam width.
@@ -62,6 +62,6 @@ class StochasticBeam(DynamicTree):
 
 
 def lowered(values, largest, ceiling):
-    """Gumbel values whose largest is `largest`, as they are given that it is `ceiling`: -log(e^-c - e^-m + e^-x)."""
+    """Gumbel values whose largest is `largest`, conditioned on the largest being `ceiling`: -log(e^-c - e^-m + e^-x)."""
     gap = ceiling - values + jnp.log1p(-jnp.exp(values - largest))  # -inf for the largest itself
     return ceiling - jnp.maximum(gap, 0) - jnp.log1p(jnp.exp(-jnp.abs(gap)))

@@ -1,4 +1,6 @@
-"""EAGLE-2's dynamic tree (Li et al. 2024, section 4) and OPT-Tree (Wang et al. 2024): the nodes of most cumulative worth."""
+"""EAGLE-2's dynamic tree (Li et al. 2024, section 4) and OPT-Tree (Wang et al. 2024): the nodes with the most
+cumulative worth.
+"""
 
 import dataclasses
 
@@ -14,18 +16,18 @@ from specjax.expand.dynamic import DynamicTree, Ranked
 class TopK(DynamicTree):
     """Every level scores the `k` worthiest nodes and takes `k` candidates of each; the best `nodes - 1` of all are kept.
 
-    Which nodes are kept depends on what was drawn, so no distribution says how a kept node's children came to be: a verifier
-    takes them as they are, and there is no `log_q`.
+    Which nodes are kept depends on the draws, so no distribution describes how a kept node's children came to be. A
+    verifier takes them as they are, and there is no `log_q`.
 
     Attributes:
-      k: beam width and candidates per node. With k >= `nodes` - 1 no other tree of as many nodes is worth more.
+      k: beam width and candidates per node. With k >= `nodes` - 1 no other tree with as many nodes is worth more.
       depth: levels below the root.
-      nodes: kept tree nodes, the root included.
-      coupled: worth is `log softmax((log q + g) / tau)`, the chance that a candidate is the target's token given the
-        shared noise; False is EAGLE-2 as published, worth `log q`.
+      nodes: kept tree nodes, including the root.
+      coupled: whether worth is `log softmax((log q + g) / tau)`, the chance that a candidate is the target's token
+        given the shared noise. False is EAGLE-2 as published, with worth `log q`.
       tau: see `coupled`.
-      threshold: a row grows another level while the last one added more than this to what its tree is expected to have
-        accepted, the sum of its nodes' chances (OPT-Tree); 0: always. Once no live row does, no more is computed.
+      threshold: a row grows another level if the last level added more than this to the tree's expected accepted
+        tokens, the sum of its nodes' chances (OPT-Tree); 0 always grows. Once no live row grows, no more is computed.
     """
 
     about = (
@@ -73,6 +75,6 @@ class TopK(DynamicTree):
         return going & (gained > self.threshold)
 
     def _expected(self, ranks):
-        """How many tokens `[B]` of the best tree so far are accepted, by the draft."""
+        """How many tokens `[B]` of the best tree so far the draft expects to be accepted."""
         every = jnp.concatenate(ranks, axis=1)
         return jnp.exp(jax.lax.top_k(every, min(self.nodes - 1, every.shape[1]))[0]).sum(axis=1)

@@ -11,10 +11,10 @@ from specjax.expand.iid import IID
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(IID):
-    """A node's children are draws from its distribution without those before them; where it has fewer tokens, so has
-    the node.
+    """A node's children are draws from its distribution without the earlier ones; with too few tokens, a node has fewer
+    children.
 
-    They are the largest of `log q + g` with noise g of the node's own: the trees of `Static` have the position's noise there,
+    They are the largest of `log q + g` with the node's own noise g. In trees of `Static`, g is the position's noise,
     which nodes of one depth share. See `IID` for the shape, and for greedy rows.
     """
 

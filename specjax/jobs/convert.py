@@ -17,25 +17,26 @@ class ConvertOptions:
 
     model: str = option(
         dataclasses.MISSING,
-        "folder, shipped name or hub id; with --format of a head, or its drafter's line",
+        "folder, shipped name or hub id of a model; with --format, a head or its drafter's line",
         metavar="MODEL",
         positional=True,
     )
     output: str = option(dataclasses.MISSING, "the folder to write, new or empty", metavar="OUTPUT", positional=True)
     layout: str = option(
         "orbax",
-        "orbax: a checkpoint for any mesh; safetensors: a Hugging Face folder; dfloat11: one in bfloat16 with coded exponents",
+        "orbax: a checkpoint for any mesh; safetensors: a Hugging Face folder; dfloat11: such a folder in bfloat16 with coded "
+        "exponents",
     )
     format: str | None = option(
-        None, "of a head: eagle3, the flat layout that vLLM and SGLang read, or speculators, vLLM's own"
+        None, "layout of a head: eagle3 (flat, as vLLM and SGLang read it) or speculators (vLLM's own)"
     )
     target: str | None = option(
-        None, "with --format: folder, shipped name or hub id (default: the target that the head names)"
+        None, "with --format: the target's folder, shipped name or hub id (default: the one that the head names)"
     )
     dtype: str | None = same(ModelOptions, "dtype")
     adapter: str | None = same(ModelOptions, "adapter")
     mesh: str | None = option(
-        None, "devices by axis that hold it meanwhile, such as data=2,model=4 (default: one device)"
+        None, "devices by axis that hold the model meanwhile, such as data=2,model=4 (default: one device)"
     )
 
 

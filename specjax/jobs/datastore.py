@@ -17,13 +17,15 @@ class DatastoreOptions:
     action: str = option(dataclasses.MISSING, "what to do", choices=("build",), positional=True)
     files: tuple[str, ...] = option(
         dataclasses.MISSING,
-        "text in UTF-8; of a folder, every text file in it",
+        "text in UTF-8, or a folder: every text file in it",
         nargs="+",
         metavar="FILE",
         positional=True,
     )
-    model: str | None = option(None, "whose tokenizer: folder, shipped name or hub id (default: the shipped target)")
-    output: str = option(dataclasses.MISSING, "where to write it; an older one is replaced", metavar="FOLDER")
+    model: str | None = option(
+        None, "model with the tokenizer: folder, shipped name or hub id (default: the shipped target)"
+    )
+    output: str = option(dataclasses.MISSING, "where to write the datastore; replaces an older one", metavar="FOLDER")
 
 
 def command(options: DatastoreOptions) -> int:
@@ -33,7 +35,7 @@ def command(options: DatastoreOptions) -> int:
         documents, size = build(files, options.model, options.output)
     if skipped:
         shown = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
-        note(f"left out {len(skipped)} files that are empty or no UTF-8 text: {shown}")
+        note(f"left out {len(skipped)} files that are empty or not UTF-8 text: {shown}")
     use = f"use it with --drafter rest:datastore={options.output}"
     note(f"{documents} documents, {size} tokens in {options.output}; {use}")
     return 0

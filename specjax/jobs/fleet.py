@@ -44,7 +44,7 @@ def check(options: JobOptions) -> None:
     if options.ray is None:
         return
     if options.select is not None:
-        raise ValueError("--select takes one of the completions of a process: leave it or --ray out")
+        raise ValueError("--select chooses among completions of one process: leave --select or --ray out")
     if options.distributed or options.coordinator is not None:
         raise ValueError("--ray starts its own workers: give it or --distributed, not both")
     if not options.input or not (options.output or options.json):

@@ -21,7 +21,7 @@ class RayOptions:
         None, "map --input over a Ray cluster: its address, auto, or local for this machine", metavar="ADDRESS"
     )
     ray_workers: int | None = option(
-        None, "engines there, each with its own --mesh (default: all that fit)", metavar="N"
+        None, "engines on the Ray cluster, each with its own --mesh (default: as many as fit)", metavar="N"
     )
 
 
@@ -37,12 +37,12 @@ class HostOptions:
       words: the command line that this is from.
     """
 
-    distributed: bool = option(False, "many processes do the job; a TPU pod, GKE or Slurm says who they are")
+    distributed: bool = option(False, "share the job among the processes of a TPU pod, GKE or Slurm")
     coordinator: str | None = option(
-        None, "many processes do the job, and process 0 listens there", metavar="HOST:PORT"
+        None, "share the job among many processes; process 0 listens at this address", metavar="HOST:PORT"
     )
-    num_processes: int | None = option(None, "how many (default: from the cluster)", metavar="N")
-    process_id: int | None = option(None, "which of them this is, from 0 (default: from the cluster)", metavar="I")
+    num_processes: int | None = option(None, "number of processes (default: from the cluster)", metavar="N")
+    process_id: int | None = option(None, "number of this process, from 0 (default: from the cluster)", metavar="I")
     words: tuple[str, ...] = option((), "", hidden=True)
 
 
@@ -63,28 +63,30 @@ class FileOptions:
     """
 
     prompts: tuple[str, ...] = option(
-        (), "text to complete (default: stdin, where that is no terminal)", metavar="PROMPT", nargs="*", positional=True
+        (), "text to complete (default: stdin, unless it is a terminal)", metavar="PROMPT", nargs="*", positional=True
     )
-    suffix: str | None = option(None, "a diffusion model fills in --max-new-tokens tokens before it", metavar="TEXT")
+    suffix: str | None = option(
+        None, "text after the gap: a diffusion model fills --max-new-tokens tokens before it", metavar="TEXT"
+    )
     input: str | None = option(
         None,
-        "lines of {prompt or messages, optionally id, suffix, stop and generation options}; FILE.jsonl.gz, a table "
+        "lines of {prompt or messages, optionally id, suffix, stop and generation options}; also FILE.jsonl.gz, a table "
         "FILE.parquet, or - for lines on stdin",
         metavar="FILE.jsonl",
     )
     output: str | None = option(
         None,
-        "append records there (or FILE.jsonl.gz, FILE.parquet); after a kill the same command goes on where it was; - prints "
-        "them, and nothing goes on from there",
+        "append records to this file (or FILE.jsonl.gz, FILE.parquet); the same command resumes a killed run; - prints the "
+        "records, and cannot resume",
         metavar="FILE.jsonl",
     )
-    unordered: bool = option(False, "records as they finish, not in the order of --input")
-    progress: bool = option(False, "say how far it is every ten seconds where stderr is no terminal")
+    unordered: bool = option(False, "write records as they finish, not in the order of --input")
+    progress: bool = option(False, "report progress every ten seconds if stderr is not a terminal")
     strict: bool = option(False, "stop at the first bad line of --input, before any work")
     verbose: bool = option(
-        False, "say on stderr how what is loaded is read, such as the layers that a published head taps"
+        False, "report on stderr how models and heads are read, such as the layers that a published head taps"
     )
-    json: bool = option(False, "print records as JSON, one a line")
+    json: bool = option(False, "print records as JSON, one per line")
 
     @property
     def file(self) -> str | None:

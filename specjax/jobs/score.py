@@ -35,17 +35,17 @@ class ScoreOptions:
     weights: str | None = same(ModelOptions, "weights")
     input: str = option(
         dataclasses.MISSING,
-        "lines of {prompt or messages, continuation, optionally id}; FILE.jsonl.gz, a table FILE.parquet, or - for lines on "
-        "stdin",
+        "lines of {prompt or messages, continuation, optionally id}; also FILE.jsonl.gz, a table FILE.parquet, or - for "
+        "lines on stdin",
         metavar="FILE.jsonl",
     )
     output: str | None = option(
         None,
-        "append records there (or FILE.jsonl.gz, FILE.parquet); after a kill the same command goes on where it was; - or none "
-        "prints them",
+        "append records to this file (or FILE.jsonl.gz, FILE.parquet); the same command resumes a killed run; - prints the "
+        "records (the default)",
         metavar="FILE.jsonl",
     )
-    batch_size: int = option(8, "rows read together; changes speed, and scores by rounding alone", least=1)
+    batch_size: int = option(8, "rows read together; changes speed, and scores only by rounding", least=1)
     strict: bool = same(FileOptions, "strict")
 
     @property

@@ -1,5 +1,4 @@
-"""What parameters are fitted to: the contract of an objective, losses between distributions, and what objectives
-share."""
+"""Training objectives: their contract, losses between distributions, and what objectives share."""
 
 from specjax.objectives.base import Batch, Objective
 from specjax.objectives.losses import LOSSES, Loss

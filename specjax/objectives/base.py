@@ -26,13 +26,13 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of text, padded on the right. A row holds one document or several, none of which knows of the others.
+    """Rows of text, padded on the right. A row holds one document or several; none of them sees the others.
 
     Attributes:
       tokens: `[B, T]` int32; 0 where a row is padded.
-      mask: `[B, T]` bool, which tokens are real and to be predicted: not padding, not the prompt.
-      documents: `[B, T]` int32, which of its row's documents a slot belongs to; None: a row is one document.
-      output: what the target said of the rows, where that was captured before; None: it is asked in the loop.
+      mask: `[B, T]` bool, which tokens are real and to be predicted: neither padding nor prompt.
+      documents: `[B, T]` int32, the document of its row that a slot belongs to; None: a row is one document.
+      output: the target's output for the rows, if it was captured before; None: the loop runs the target.
     """
 
     tokens: Array
@@ -42,8 +42,11 @@ class Batch:
 
     @classmethod
     def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
-        """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`. Of many
-        processes each gives its own rows."""
+        """A batch from arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its
+        axis `data`.
+
+        If there are several processes, each gives its own rows.
+        """
         if mesh is not None:
             arrays = jax.tree.map(functools.partial(placed_rows, mesh), arrays)
         return cls(**jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arrays))
@@ -65,44 +68,44 @@ class Batch:
         return (self.documents[:, :, None] == self.documents[:, None]).sum(axis=2, dtype=jnp.int32)
 
     def together(self, steps: int) -> Array:
-        """`[B, T - steps]` bool, whether slots t and t + steps are of one document."""
+        """`[B, T - steps]` bool, whether slots t and t + steps belong to one document."""
         if self.documents is None:
             return jnp.ones((len(self.tokens), self.tokens.shape[1] - steps), bool)
         return self.documents[:, steps:] == self.documents[:, : self.tokens.shape[1] - steps]
 
     def due(self, steps: int) -> Array:
-        """`[B, T - steps]` bool, whether slot t is to foretell token t + steps."""
+        """`[B, T - steps]` bool, whether slot t should predict token t + steps."""
         return self.mask[:, steps:] & self.together(steps)
 
     def seen(self, slots: Array) -> Array:
-        """`[B, X, T]` bool, whether the slots `[B, X]` and each slot of the row are of one document."""
+        """`[B, X, T]` bool, whether each of the slots `[B, X]` and each slot of the row belong to one document."""
         if self.documents is None:
             return jnp.ones((*slots.shape, self.tokens.shape[1]), bool)
         return jnp.take_along_axis(self.documents, slots, axis=1)[:, :, None] == self.documents[:, None]
 
     def block(self) -> Block:
-        """The rows as one causal pass reads them, without a prefix."""
+        """The rows as one causal pass without a prefix reads them."""
         return _block(self.tokens, self.positions, self.documents)
 
     def pairs(self, passes: int = 0) -> Block:
         """The pairs of feature t and token t + 1 as a head reads them, `[B, T - 1]`.
 
         Args:
-          passes: how many passes over them came before, whose keys and values are the block's past; see `Unrolled`.
+          passes: the number of earlier passes over them, whose keys and values are the block's past; see `Unrolled`.
         """
         documents = None
-        if self.documents is not None:  # a pair of two documents is of neither
+        if self.documents is not None:  # a pair across two documents belongs to neither
             documents = jnp.where(self.together(1), self.documents[:, 1:], -1)
         return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, passes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the authors of a method update its parameters, where nothing else is asked for; without it, as HF's trainer does.
+    """How a method's authors update its parameters, used by default; without a recipe, the update is that of HF's trainer.
 
     Attributes:
       clip: the largest norm of a gradient, or its largest entry.
-      clip_by: `norm`, or `value`: entries are clipped, each on its own.
+      clip_by: `norm`, or `value`: entries are clipped one by one.
       weight_decay: of AdamW.
     """
 
@@ -112,9 +115,10 @@ class Recipe:
 
 
 class Objective(abc.ABC):
-    """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable.
+    """Parameters, and the loss that they are fitted to. Implementations are frozen dataclasses: static and hashable.
 
-    Their `init` and `loss` are traced under settings of their own (`specjax.settings`), whatever those of the caller are.
+    Their `init` and `loss` are traced under this package's own settings (`specjax.settings`), whatever the caller's
+    are.
     """
 
     recipe: ClassVar[Recipe] = Recipe()
@@ -127,11 +131,12 @@ class Objective(abc.ABC):
     """Whether its products are in the type of the parameters that `loss` is given, so that a pass may round them."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Fields by a word of a line: `preset=paper` as its authors train it where the defaults are ours, `preset=small` for small
-    models where the defaults are theirs."""
+    """Fields by a word in a line: `preset=paper` trains as the authors do if the defaults are ours, `preset=small` is
+    for small models if the defaults are theirs.
+    """
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Fields of `method` that parameters depend on, written beside them and read back with them."""
+    """Fields of `method` that parameters depend on, written with the parameters and read back with them."""
 
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
@@ -144,7 +149,9 @@ class Objective(abc.ABC):
 
     @property
     def reads(self) -> Wants | None:
-        """What the loss asks `of_target`, so that it can be captured beforehand; None: it runs layers of the target itself."""
+        """What the loss asks of `of_target`, so that it can be captured beforehand; None: it runs layers of the target
+        itself.
+        """
         return None
 
     @property
@@ -154,7 +161,7 @@ class Objective(abc.ABC):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Those of `saved`, as JSON has them."""
+        """The fields of `saved`, as JSON has them."""
         found = {name: getattr(self.method, name) for name in self.saved}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
@@ -165,15 +172,14 @@ class Objective(abc.ABC):
         return self.method.param_shardings(mesh, params)
 
     def held_out(self, target_params: PyTree) -> tuple["Objective", PyTree]:
-        """The objective, and its `target_params`, as text that is not trained on is read: without what only training draws or
-        leaves out."""
+        """The objective and its `target_params` for reading held-out text: without what only training draws or leaves out."""
         return self, target_params
 
     def merit(self, metrics: dict[str, float]) -> float:
-        """How good parameters are by the loss and the metrics of text that is not trained on; more is better.
+        """How good parameters are, from the loss and metrics of held-out text; more is better.
 
-        Where drafts are accepted, how many tokens of one are, were each depth's chance its own; else less loss is better. The
-        loss of what drafts may be in units that change as training goes on (`tvdpp`, `lk`).
+        If drafts are accepted, it is how many tokens of a draft are, assuming independent chances at each depth;
+        otherwise it is minus the loss. The loss of drafts may be in units that change during training (`tvdpp`, `lk`).
         """
         if "acceptance" not in metrics:
             return -metrics["loss"]
@@ -185,7 +191,7 @@ class Objective(abc.ABC):
         return accepted
 
     def export(self, params: PyTree) -> PyTree:
-        """Trained parameters as the drafter reads them."""
+        """Trained parameters in the form that the drafter reads."""
         return params
 
     @abc.abstractmethod
@@ -199,20 +205,20 @@ class Objective(abc.ABC):
         """The mean loss of a batch, differentiated in `params` alone, or a part's share of it.
 
         Args:
-          params: what is trained.
-          target_params: what is not.
+          params: the trained parameters.
+          target_params: the frozen parameters.
           batch: the rows.
-          key: for what is drawn: one key, or one per row, `[B]`.
+          key: for draws: one key, or one per row, `[B]`.
           mean: takes the means.
 
         Returns:
-          A scalar, and scalar metrics by name, which are means as well: `acceptance` is what progress shows. `weight` is no
-          mean but over how much the first one is (left out: over `mask[:, 1:]`).
+          A scalar, and scalar metrics by name, which are also means: `acceptance` is what progress shows. `weight` is
+          not a mean, but the weight that the first mean is taken over (if left out: `mask[:, 1:]`).
         """
 
 
 def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
-    """What every row draws `[B, ...]` with a key of its own, so that it is the same in a part of the batch.
+    """Every row's draws `[B, ...]`, with one key per row, so that they are the same in a part of the batch.
 
     Args:
       draw: from a key to a row's draws.
@@ -228,10 +234,11 @@ def drawn_places(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
     Args:
       key: one key, or one per row.
       useful: `[B, T]` bool, places that may be drawn.
-      count: places a row.
+      count: places per row.
 
     Returns:
-      Indices `[B, R]` into the row, all different, and whether each is such a place `[B, R]`, which come first; R is at most T.
+      Indices `[B, R]` into the row, all different, and whether each is a useful place `[B, R]`; useful places come
+      first. R is at most T.
     """
     drawn = each_row(lambda key: jax.random.uniform(key, useful.shape[1:]), key, len(useful))
     value, at = jax.lax.top_k(jnp.where(useful, drawn, -1.0), min(count, useful.shape[1]))
@@ -239,7 +246,7 @@ def drawn_places(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
 
 
 def check_not_negative(name: str, objective: Any, *fields: str) -> None:
-    """Raises ValueError where one of an objective's fields is below 0, or no number."""
+    """Raises ValueError if one of an objective's fields is below 0, or is not a number."""
     for field in fields:
         if not (value := getattr(objective, field)) >= 0:
             raise ValueError(f"{name}: {field} must not be negative, got {value}")
@@ -258,11 +265,11 @@ def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
 
 
 def of_target(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
-    """What a frozen target says of a batch, without gradient: as it was captured, or by a pass.
+    """A frozen target's output for a batch, without gradient: as it was captured, or from a pass.
 
     Args:
       lm: the target.
-      params: its parameters; those of its layers are not read where its output was captured.
+      params: its parameters; those of its layers are not read if its output was captured.
       batch: the rows.
       wants: what to return at least.
     """

@@ -1,11 +1,9 @@
-"""Losses that pull a draft's distribution q towards the target's distribution p, and the share of draft tokens that p
-accepts of q.
+"""Losses that pull a draft's distribution q towards the target's p, and the share of draft tokens from q that p accepts.
 
-All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights (the axes
-before the vocabulary may be any), and give a float32 scalar: the mean over the masked positions of all the rows they are given
-(0 where there are none), or these rows' share of it where a batch comes in parts (`means`). Under `jax.jit` on a mesh those are
-the global batch's rows.
-Gradients belong to the draft's logits.
+All take logits `[B, T, V]` of both models for the same positions, and a `mask` `[B, T]`, bool or non-negative weights;
+the axes before the vocabulary may be any. They return a float32 scalar: the mean over the masked positions of all given
+rows (0 if there are none). If a batch comes in parts (`means`), it is these rows' share of the mean. Under `jax.jit` on
+a mesh, the rows are the global batch's. Gradients flow only to the draft's logits.
 """
 
 import abc
@@ -28,42 +26,45 @@ def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None 
     Args:
       target_logits: `[B, T, V]`.
       draft_logits: `[B, T, V]`.
-      outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
+      outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None if
+        there are none.
     """
     p, q = _distributions(target_logits, draft_logits, outside)
     return jnp.minimum(p, q).sum(axis=-1)
 
 
 def agreement(target_logits: Array, draft_logits: Array) -> Array:
-    """Whether both models' likeliest tokens are the same, `[B, T]` float32: acceptance in greedy decoding."""
+    """Whether both models' likeliest tokens are equal, `[B, T]` float32: acceptance in greedy decoding."""
     return (jnp.argmax(target_logits, axis=-1) == jnp.argmax(draft_logits, axis=-1)).astype(jnp.float32)
 
 
 class Loss(abc.ABC):
     """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`.
 
-    Of a draft over fewer tokens than the target knows, the logits of both are over the draft's tokens. What then counts is the
-    loss's own: acceptance and what is made of it (total variation, LK) compare with the target's distribution over all
-    its tokens; a Kullback-Leibler divergence would be infinite, so it and its like take the target's distribution given
-    that it says what the draft can, at positions where its likeliest token is such a one (EAGLE-3's way).
+    For a draft over fewer tokens than the target knows, both models' logits are over the draft's tokens. The loss
+    decides how the other tokens count. Acceptance and losses made from it (total variation, LK) compare with the
+    target's distribution over all its tokens.
+
+    A Kullback-Leibler divergence would be infinite. So it and similar losses condition the target's distribution on the
+    tokens that the draft can say, at positions where the target's likeliest token is one of these (as EAGLE-3 does).
     """
 
     @abc.abstractmethod
     def numbers(
         self, target_logits: Array, draft_logits: Array, outside: Array | None = None, labels: Array | None = None
     ) -> tuple[Array, ...]:
-        """What it needs to know of every position, `[B, T]` float32 each.
+        """The loss's numbers for every position, `[B, T]` float32 each.
 
         Args:
           target_logits: see `__call__`.
-          draft_logits: likewise.
-          outside: as `acceptance` has it.
+          draft_logits: see `__call__`.
+          outside: see `acceptance`.
           labels: see `__call__`.
         """
 
     @abc.abstractmethod
     def taken(self, numbers: tuple[Array, ...], mask: Array, mean: Mean = MEAN, known: Array | None = None) -> Array:
-        """The loss of a batch from its `numbers`; other arguments as `__call__` has them."""
+        """The loss of a batch from its `numbers`; for the other arguments see `__call__`."""
 
     def __call__(
         self,
@@ -82,11 +83,11 @@ class Loss(abc.ABC):
           target_logits: `[B, T, V]`.
           draft_logits: `[B, T, V]`.
           mask: `[B, T]`, bool or weights.
-          labels: `[B, T]` int32, the text's own tokens, as columns of V; -1 where the draft cannot say one. Read by
-            `CrossEntropy("text")` alone.
+          labels: `[B, T]` int32, the text's own tokens, as columns of V; -1 where the draft cannot say one. Only
+            `CrossEntropy("text")` reads it.
           mean: takes the means.
           known: `[B, T]` bool, whether the target's likeliest token is one that the draft can say; None: everywhere.
-          outside: `[B, T]`, as `acceptance` has it.
+          outside: `[B, T]`, see `acceptance`.
         """
         return self.taken(self.numbers(target_logits, draft_logits, outside, labels), mask, mean, known)
 
@@ -99,7 +100,7 @@ class Divergence(Loss):
 
     @abc.abstractmethod
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
-        """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
+        """The number for every position, `[B, T]` float32; for `outside` see `acceptance`."""
 
     def numbers(self, target_logits, draft_logits, outside=None, labels=None) -> tuple[Array, ...]:
         return (self.positions(target_logits, draft_logits, outside),)
@@ -110,7 +111,7 @@ class Divergence(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
-    """`sum_v p (log p - log q)`. Covers all that the target may say."""
+    """`sum_v p (log p - log q)`. Covers everything that the target may say."""
 
     def positions(self, target_logits, draft_logits, outside=None):
         return _kl(_log_probs(target_logits), _log_probs(draft_logits))
@@ -129,7 +130,7 @@ class JSD(Divergence):
     """`beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q` (arXiv:2306.13649).
 
     Attributes:
-      beta: in (0, 1); near 0 it behaves as the forward KL, near 1 as the reverse, each times a small factor.
+      beta: in (0, 1); near 0 it behaves like the forward KL, near 1 like the reverse KL, each times a small factor.
     """
 
     beta: float = 0.5
@@ -147,7 +148,7 @@ class JSD(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class TVD(Divergence):
-    """Total variation, `1/2 sum_v |p - q|`: one minus `acceptance`. Its gradient fades where q is far from p."""
+    """Total variation, `1/2 sum_v |p - q|`: one minus `acceptance`. Its gradient fades when q is far from p."""
 
     counts_outside = True
 
@@ -155,19 +156,20 @@ class TVD(Divergence):
         p, q = _distributions(target_logits, draft_logits, outside)
         more = jnp.where(q < p, p - q, 0.0).sum(
             axis=-1
-        )  # half of all differences, and of equal distributions without a gradient
+        )  # half of all differences; equal distributions give no gradient
         return more if outside is None else more + outside
 
 
 @dataclasses.dataclass(frozen=True)
 class TVDPP(Loss):
-    """TVD++ (arXiv:2403.00858) with its expectation over q taken in full rather than by samples.
+    """TVD++ (arXiv:2403.00858), with the expectation over q computed exactly instead of by samples.
 
-    The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with the mean and the standard
-    deviation that r has over all masked positions and tokens drawn from q there, both held constant. The loss is
-    `mean_t sum_v A (p - q)`, whose gradient is the policy gradient `-mean_t E_q[A grad log q]`. Since q sums to one mu has no
-    gradient, and the value is taken without it: both are those of `TVD` over sigma, so what this loss changes is the length of
-    the step.
+    The reward of a token is `r = 1[p > q]`, and its advantage `A = (r - mu) / (sigma + 1e-6)`. The mean mu and the
+    standard deviation sigma of r are over all masked positions and tokens drawn from q there, and are held constant.
+    The loss is `mean_t sum_v A (p - q)`, whose gradient is the policy gradient `-mean_t E_q[A grad log q]`.
+
+    Because q sums to one, mu has no gradient, and the value is computed without it. So value and gradient are those of
+    `TVD` divided by sigma: this loss changes only the length of the step.
     """
 
     def numbers(self, target_logits, draft_logits, outside=None, labels=None):
@@ -190,7 +192,7 @@ class LK(Loss):
     Attributes:
       kind: `alpha` or `lambda`.
       kl_scale: in [0, 1], the KL's share at acceptance 0.
-      kl_decay: how fast it falls. The default is ours, which leaves 5% of it at acceptance 1; SpecForge's is 1.
+      kl_decay: how fast that share falls. The default is ours, which leaves 5% of it at acceptance 1; SpecForge's is 1.
     """
 
     kind: str = "alpha"
@@ -226,9 +228,9 @@ class LK(Loss):
 class CrossEntropy(Divergence):
     """`-log q(y)` with a hard label y.
 
-    The target's likeliest token is what greedy verification asks for; on text that the target wrote greedily it is the text's
-    own next token, so this is sequence-level distillation there. The text's own tokens are what Medusa-1 and DFlash learn as
-    published; of those the draft may be unable to say some, and these positions do not count.
+    The target's likeliest token is what greedy verification asks for. On text that the target wrote greedily it is the
+    text's own next token, so there this is sequence-level distillation. The published Medusa-1 and DFlash learn the
+    text's own tokens. The draft may be unable to say some of these; such positions do not count.
 
     Attributes:
       labels: `target`: the likeliest token of p; `text`: the text's own.
@@ -273,7 +275,7 @@ def _log_probs(logits: Array) -> Array:
 
 
 def _distributions(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
-    """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
+    """The target's distribution over all its tokens, limited to the columns that the draft can say, and the draft's."""
     p, q = jnp.exp(_log_probs(target_logits)), jnp.exp(_log_probs(draft_logits))
     return p if outside is None else p * (1 - outside[..., None]), q
 
@@ -284,7 +286,7 @@ def _surprise(logits: Array, labels: Array) -> Array:
 
 
 def _kl(log_a: Array, log_b: Array) -> Array:
-    """`sum_v a (log a - log b)`; a token that a never says counts nothing, not even in the gradient."""
+    """`sum_v a (log a - log b)`; a token that a never says does not count, not even in the gradient."""
     said = log_a > -jnp.inf
     log_a = jnp.where(said, log_a, 0.0)
     return jnp.where(said, jnp.exp(log_a) * (log_a - jnp.where(said, log_b, 0.0)), 0.0).sum(axis=-1)

@@ -36,18 +36,20 @@ class MaskedObjective(Objective):
 
     @property
     def packed(self):
-        """Rates and blocks are drawn for a row, which is one document."""
+        """Rates and blocks are drawn per row, and a row is one document."""
         return False
 
     def param_shardings(self, mesh, params):
         return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def init(self, key, target_params):
-        """The target's parameters, which training goes on from."""
+        """The target's parameters, from which training continues."""
         return target_params
 
     def logits(self, params, tokens: Array, real: Array) -> Array:
-        """For every position of `tokens` `[B, T]`, of which the `real` `[B, T]` are seen: `[B, T, V]`, the mask left out."""
+        """For every position of `tokens` `[B, T]`, of which the `real` `[B, T]` are seen: `[B, T, V]`, without the mask
+        token.
+        """
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
         block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32), real[:, None, :], causal=False)
         logits = self.lm(params, block, None, wants=Wants(logits=True)).logits
@@ -91,10 +93,12 @@ class MaskedDiffusion(MaskedObjective):
 
 @dataclasses.dataclass(frozen=True)
 class CertaintyForcing(MaskedObjective):
-    """dParallel's distillation (arXiv:2509.26488, section 3.2): what is right is made certain, to be committed at once.
+    """dParallel's distillation (arXiv:2509.26488, section 3.2): makes right predictions certain, so that they are
+    committed at once.
 
-    Of one block of each row's answer half is masked, what follows it wholly, what comes before not at all; then the other half.
-    The loss is the cross-entropy of both, and `weight` times the entropy of the masked predictions that are right already.
+    In one block of each row's answer, half of the positions are masked. Everything after the block is masked, and
+    nothing before it. Then the other half is masked. The loss is the cross-entropy of both, plus `weight` times the
+    entropy of the masked predictions that are already right.
 
     Attributes:
       block_length: of a block; 0 takes the whole answer (Dream's recipe).
@@ -127,7 +131,9 @@ class CertaintyForcing(MaskedObjective):
         return crossed + self.weight * entropy, {"entropy": entropy, "weight": inside.sum()}
 
     def parts(self, mask: Array, drawn: Array) -> tuple[Array, Array]:
-        """A block of each row's answer and what of it follows that, `[B, T]` bool each; `drawn` `[B]`, in [0, 1), chooses."""
+        """A block of each row's answer, and the rest of the answer after it, `[B, T]` bool each; `drawn` `[B]`, in [0,
+        1), chooses.
+        """
         if not self.block_length:
             return mask, jnp.zeros_like(mask)
         place = jnp.cumsum(mask, axis=1) - 1
@@ -140,11 +146,11 @@ class CertaintyForcing(MaskedObjective):
         """Cross-entropy `[B, T]`, entropy `[B, T]`, and which masked predictions are right `[B, T]`."""
         logits = self.logits(params, jnp.where(masked | after, self.mask_id, batch.tokens), seen(batch))
         dist = jax.nn.log_softmax(logits / self.temperature, axis=-1)
-        dist = jnp.where(jnp.isfinite(dist), dist, -1e9)  # the mask's: neither it nor its gradient is anything but 0
+        dist = jnp.where(jnp.isfinite(dist), dist, -1e9)  # the mask's column: neither it nor its gradient is anything but 0
         entropy = -jnp.sum(jnp.exp(dist) * dist, axis=-1)
         return surprise(logits, batch.tokens), entropy, masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
 
 
 def seen(batch) -> Array:
-    """The prompt and the answer `[B, T]` bool: all up to the last token that is to be predicted."""
+    """The prompt and the answer `[B, T]` bool: everything up to the last token that is to be predicted."""
     return jnp.cumsum(batch.mask[:, ::-1], axis=1)[:, ::-1] > 0

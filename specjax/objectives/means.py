@@ -1,4 +1,4 @@
-"""Means over a batch that comes in parts: each divides by what the whole batch counts, so parts add up to the whole."""
+"""Means over a batch that comes in parts: each divides by the whole batch's weight, so parts add up to the whole."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -11,32 +11,32 @@ Array = jax.Array
 
 
 class Mean:
-    """Weighted means of values `[B, T]` by weights, bool or non-negative, of the same shape: of a batch in one piece.
+    """Weighted means of values `[B, T]`, for a batch in one piece; weights have the same shape and are bool or non-negative.
 
-    An objective takes all its means with the one that it is given, in the same order in every call, and outside of
-    `jax.lax` loops and branches. Its loss is linear in what `__call__` gives.
+    An objective takes all its means with the given object, in the same order in every call, and outside `jax.lax` loops
+    and branches. Its loss is linear in the results of `__call__`.
     """
 
     def __call__(self, values: Array, weights: Array) -> Array:
-        """This part's share of the mean over the whole batch; 0 where the batch weighs nothing."""
+        """This part's share of the mean over the whole batch; 0 if the batch's weights are all 0."""
         return _over(*_sums(values, weights))
 
     def whole(self, values: Array, weights: Array) -> Array:
-        """The mean over the whole batch, as a constant: for losses that are not linear in it."""
+        """The mean over the whole batch, as a constant, for losses that are not linear in it."""
         return jax.lax.stop_gradient(self(values, weights))
 
     def every(self, values: Array) -> Array:
-        """The values of all parts, as a constant, flat and in any order: for a choice among those of the whole batch.
+        """The values of all parts, as a constant, flat and in any order, for a choice among the whole batch's values.
 
-        No such values depend on an earlier choice.
+        No such values may depend on an earlier choice.
         """
         return jax.lax.stop_gradient(values).reshape(-1)
 
     def done(self) -> None:
-        """Says that no more means are taken.
+        """Declares that no more means are taken.
 
         Raises:
-          ValueError: where a part took fewer of them than were counted.
+          ValueError: if a part took fewer means than were counted.
         """
 
 
@@ -46,10 +46,10 @@ MEAN = Mean()
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Counts:
-    """What parts add up to.
+    """The sums of what the parts count.
 
     Attributes:
-      means: for every mean its weight; of a `whole` one its sum as well.
+      means: for every mean its weight; for a `whole` one its sum as well.
       choices: for every `every` all parts' values, `[parts, ...]`.
     """
 
@@ -61,23 +61,23 @@ def counts(count: Callable[[list[Array] | None], Counts]) -> Counts:
     """The sum over all parts.
 
     Args:
-      count: sums what `Counted` keeps of each, given `choices`. Means over what was chosen can only be counted once all
-        parts' values are known, so it is then called again.
+      count: sums what `Counted` keeps for each part, given `choices`. Means over chosen values can only be counted once
+        all parts' values are known, so it is called again then.
     """
     found = count(None)
     return count(found.choices) if found.choices else found
 
 
 class Counted(Mean):
-    """Keeps what `Parts` will need of this part.
+    """Keeps what `Parts` will need from this part.
 
     Args:
-      number: which of the parts it is.
+      number: the index of this part.
       parts: how many there are.
-      choices: of `Counts`; None: not known yet, and a part takes its own values for all of them.
+      choices: from `Counts`; None: not known yet, so a part uses its own values for all of them.
 
     Attributes:
-      kept: `Counts`, where all other parts' places are zeros.
+      kept: `Counts`, with zeros in all other parts' places.
     """
 
     def __init__(self, number: Array | int = 0, parts: int = 1, choices: Sequence[Array] | None = None) -> None:
@@ -102,7 +102,7 @@ class Counted(Mean):
 
 
 class Parts(Mean):
-    """Means of one part of a batch.
+    """Means for one part of a batch.
 
     Args:
       counts: over all of its parts.

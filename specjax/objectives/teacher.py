@@ -1,5 +1,4 @@
-"""What the objectives of heads share: a frozen target's distributions, seen through the draft's vocabulary, some tokens
-ahead.
+"""The common part of heads' objectives: a frozen target's distributions some tokens ahead, in the draft's vocabulary.
 
 In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
 """
@@ -24,18 +23,18 @@ PyTree = Any
 Ids = tuple[int, ...]
 
 CHUNK = 2048
-"""Positions whose distributions are there at a time."""
+"""The number of positions whose distributions exist at a time."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """What the target says at some positions.
+    """The target's distributions at some positions.
 
     Attributes:
       logits: `[B, T, U]`, over the draft's columns.
       known: `[B, T]` bool, whether the target's likeliest next token is one that the draft can say.
-      outside: `[B, T]`, the target's probability of all others; None where the draft can say every token.
+      outside: `[B, T]`, the target's probability of all other tokens; None if the draft can say every token.
     """
 
     logits: Array
@@ -45,13 +44,13 @@ class Distribution:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A batch as the target reads it. Its distributions are made where they are needed, and never all at once.
+    """A batch as the target reads it. Its distributions are made where they are needed, never all at once.
 
     Attributes:
       batch: the text.
-      output: the target's, without gradient: what the head reads, and what distributions are made from.
+      output: the target's, without gradient: the head's input, and the source of the distributions.
       unembed: from `grounds` to logits `[..., V]`.
-      ids: the draft's vocabulary; empty: all.
+      ids: the draft's vocabulary; empty for all tokens.
     """
 
     batch: Batch
@@ -61,12 +60,11 @@ class Teacher:
 
     @property
     def grounds(self) -> PyTree:
-        """What distributions are made from: final features `[B, T, E]`, or the likeliest tokens where those were
-        captured."""
+        """The source of distributions: final features `[B, T, E]`, or the likeliest tokens if those were captured."""
         return self.output.final if self.output.topk is None else self.output.topk
 
     def columns(self, tokens: Array) -> Array:
-        """The columns of the draft's vocabulary that tokens are, int32; -1 where it has none."""
+        """The columns of tokens in the draft's vocabulary, int32; -1 for tokens that it lacks."""
         if not self.ids:
             return tokens
         found = np.full((max(self.ids) + 1,), -1, np.int32)
@@ -75,7 +73,7 @@ class Teacher:
 
     @property
     def labels(self) -> Array:
-        """`[B, T]`: the columns of the tokens after every slot, see `columns`; of the last slot any."""
+        """`[B, T]`: the columns of the tokens after every slot, see `columns`; the last slot's is arbitrary."""
         return self.columns(jnp.roll(self.batch.tokens, -1, axis=1))
 
     def ahead(self, x: Array, steps: int, width: int) -> Array:
@@ -83,7 +81,7 @@ class Teacher:
         return x[:, steps : steps + width]
 
     def dist(self, grounds: PyTree) -> Distribution:
-        """What the target says on some slots of `grounds`, `[B, T, ...]`, without gradient."""
+        """The target's distributions at some slots of `grounds`, `[B, T, ...]`, without gradient."""
         every = jax.lax.stop_gradient(self.unembed(grounds))
         if not self.ids:
             return Distribution(every, jnp.ones(every.shape[:-1], bool))
@@ -101,10 +99,10 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
 
     Args:
       drafter: its field `target` is the LM.
-      target_params: of the target.
+      target_params: the target's parameters.
       batch: the text.
-      ids: the draft's vocabulary; empty: all.
-      wants: what the head needs beside the final features.
+      ids: the draft's vocabulary; empty for all tokens.
+      wants: what the head needs in addition to the final features.
     """
     target = drafter.target
     output = of_target(target, target_params, batch, wants | Wants(final=True))
@@ -114,7 +112,7 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
 
 
 def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
-    """A distribution of which the likeliest tokens are known, `[..., V]` float32: the others share evenly what is left.
+    """A distribution `[..., V]` float32 from its likeliest tokens: the others share the remaining mass evenly.
 
     Args:
       size: V.
@@ -128,11 +126,11 @@ def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """One head's distributions of the token `steps + 1` after slot t's feature, t < W.
+    """One head's distributions for the token `steps + 1` after slot t's feature, t < W.
 
     Attributes:
-      inputs: arrays `[B, W, ...]` that they are made from.
-      dist: from `inputs` of some slots to logits `[B, ..., U]`; what else it depends on is in it.
+      inputs: arrays `[B, W, ...]` from which they are made.
+      dist: from `inputs` of some slots to logits `[B, ..., U]`; it contains everything else that it depends on.
       steps: see above.
       weight: of its loss.
     """
@@ -148,18 +146,19 @@ class Guess:
         return jax.tree.leaves(self.inputs)[0].shape[1]
 
     def aligned(self, length: int) -> PyTree:
-        """`inputs` `[B, length, ...]` where the target's distribution stands that they are compared with: slot t +
-        steps."""
+        """`inputs` `[B, length, ...]` at the place of the target's distribution that they are compared with: slot t +
+        steps.
+        """
         behind = length - self.steps - self.width
         pad = lambda x: jnp.pad(x, ((0, 0), (self.steps, behind), *[(0, 0)] * (x.ndim - 2)))
         return jax.tree.map(pad, self.inputs)
 
 
 def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
-    """The weighted losses of some guesses, each on its own, and how often each would be accepted.
+    """The weighted losses of some guesses, one for each, and how often each would be accepted.
 
-    A guess of `steps` s at slot t is compared with the target's distribution after token t + s, where token t + s + 1
-    is to be predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
+    A guess with `steps` s at slot t is compared with the target's distribution after token t + s, if token t + s + 1 is
+    to be predicted and belongs to slot t's document. A token that the draft cannot say counts as a wrong guess.
     """
     loss = jnp.zeros(())
     metrics = {}
@@ -178,10 +177,10 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) 
 
 
 def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple[Array, list[Any]]:
-    """Where the target's distribution stands `[B, T]`: `Distribution.known`, and for every guess the loss's numbers,
-    acceptance and agreement.
+    """At the places `[B, T]` of the target's distributions: `Distribution.known`, and every guess's loss, acceptance
+    and agreement.
 
-    Distributions are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
+    Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient.
     """
     length = teacher.batch.tokens.shape[1]
     inputs = teacher.grounds, [guess.aligned(length) for guess in guesses], teacher.labels
@@ -198,12 +197,12 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
 
 
 def positions_at_a_time(batch: Batch) -> int:
-    """Slots of every row of a batch whose distributions exist at a time."""
+    """How many slots of every row of a batch have their distributions at a time."""
     return max(1, CHUNK // len(batch.tokens))
 
 
 def of_depth(name: str, number: int) -> str:
-    """What a metric of the number-th guess, from 0 on, is called: the first has the name itself.
+    """The name of a metric for guess `number`, counted from 0; the first guess keeps the plain name.
 
     >>> [of_depth("acceptance", number) for number in range(3)]
     ['acceptance', 'acceptance_2', 'acceptance_3']
@@ -213,11 +212,11 @@ def of_depth(name: str, number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class HeadObjective(Objective):
-    """A head over a frozen target's features, perhaps over fewer tokens than the target knows.
+    """A head over a frozen target's features, possibly over fewer tokens than the target knows.
 
     Attributes:
       drafter: bound to the target.
-      ids: the draft's vocabulary; empty: the target's.
+      ids: the draft's vocabulary; empty for the target's.
       divergence: between the distributions.
     """
 

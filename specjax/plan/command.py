@@ -24,26 +24,28 @@ class PlanOptions:
 
     model: str = option(dataclasses.MISSING, "hub name of a built-in configuration, shipped name, or folder")
     config: str = option("builtin", "a config.json to take instead of the model's own")
-    topology: str = option(dataclasses.MISSING, "v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...; t4:1, not compiled")
-    mesh: str | None = option(None, "chips by axis, such as data=2,model=8 (default: all of them model)")
+    topology: str = option(dataclasses.MISSING, "v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...; t4:1 (not compiled)")
+    mesh: str | None = option(None, "chips by axis, such as data=2,model=8 (default: all on the axis model)")
     batch: str = option("8", "rows, or several numbers for a table: 1,8,32")
     context: int | None = option(
-        None, "slots of text and cache a row (default: 8192, or all that the model was made for)"
+        None, "slots per row, of text and cache (default: 8192, or as many as the model was made for)"
     )
-    decode: tuple[str, ...] = option((), "as of generate; several make a table", metavar="LINE")
-    drafter: tuple[str, ...] = option((), "likewise", metavar="LINE")
-    dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
-    weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8, dfloat11 or packed")
-    cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
+    decode: tuple[str, ...] = option((), "as in generate; several make a table", metavar="LINE")
+    drafter: tuple[str, ...] = option((), "as in generate; several make a table", metavar="LINE")
+    dtype: str | None = option(None, "type of weights and cache (default: bfloat16, or float16 on a t4)")
+    weights: str | None = option(
+        None, "format of the model's matrices, as in generate: int8, int4, fp8, dfloat11 or packed"
+    )
+    cache_dtype: str | None = option(None, "type of the cache alone, as in generate: int8, float8_e4m3fn, ...")
     rates: str | None = option(
         None, "measured rates of the chip, as `python -m experiments.chip` writes them", metavar="FILE"
     )
-    reduce_dtype: str | None = option(None, "in which chips sum products, as of generate: float32 or bfloat16")
-    tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
-    sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
+    reduce_dtype: str | None = option(None, "type in which chips sum products, as in generate: float32 or bfloat16")
+    tokens_per_step: float = option(1.0, "tokens that a row commits per step, for tokens/s")
+    sampled: bool = option(False, "also compile what sampled rows need; takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
-    json: bool = option(False, "one JSON object a line")
-    plot: str | None = option(None, "a picture of it")
+    json: bool = option(False, "print one JSON object per line")
+    plot: str | None = option(None, "write a picture of the plan")
 
 
 def command(options: PlanOptions) -> int:
@@ -99,7 +101,7 @@ def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | Non
     with bad_input():
         way = decode_of(decode, drafter)
         if not isinstance(way, Plain | Speculate | Diffusion | None):
-            raise ValueError(f"a plan is of one step with a drafter or a policy, and {decode!r} has no such step")
+            raise ValueError(f"a plan needs a step with a drafter or a policy, and {decode!r} has no such step")
         how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
         how["config"] = config
         model = models.abstract(options.model, dtype, **how)

@@ -37,7 +37,7 @@ def rated(chip: Chip, file: str | None) -> Chip:
             f"--rates {file} is no file of measured rates, such as `python -m experiments.chip` writes"
         ) from error
     if not rates:
-        raise ValueError(f"--rates {file} has nothing of a {chip.name}; it has {', '.join(known) or 'no chip'}")
+        raise ValueError(f"--rates {file} has no rates of a {chip.name}; it has {', '.join(known) or 'no chip'}")
     if bad := [name for name, rate in rates.items() if not (math.isfinite(rate) and rate > 0)]:
         raise ValueError(f"--rates {file}: {bad[0]} of {chip.name} must be a number above 0, not {own[bad[0]]!r}")
     changes: dict[str, Any] = {**rates, "source": f"{chip.source}; {', '.join(rates)} measured, {Path(file).name}"}

@@ -9,8 +9,11 @@ Distribution = np.ndarray
 Guesses = dict[int, tuple[int, Distribution, float]]
 """{position: (token, distribution, uniform)} of a block's open positions."""
 Picker = Callable[[Guesses, int, int], set[int] | tuple[set[int], set[int]]]
-"""From a block's guesses, the passes over it so far and how many positions were open when it began, to the positions to commit,
-or to those and the ones to open again afterwards. It may change the guesses."""
+"""From a block's guesses, the passes over it so far and the number of positions open when it began, to the positions to
+commit.
+
+It may return these and the positions to open again afterwards. It may change the guesses.
+"""
 
 
 def score(rule: str, token: int, dist: Distribution, uniform: float) -> float:
@@ -43,7 +46,7 @@ def fixed(steps: int, rule: str) -> Picker:
 
 
 def threshold(tau: float, steps: int = 0) -> Picker:
-    """Oracle: every prediction of at least `tau`; with `steps` the surest of LLaDA's schedule where there are fewer."""
+    """Oracle: every prediction of at least `tau`; with `steps`, at least as many of the surest as in LLaDA's schedule."""
 
     def pick(guesses, step, entry):
         sure = {at for at, (token, dist, _) in guesses.items() if dist[token] >= tau}
@@ -54,7 +57,7 @@ def threshold(tau: float, steps: int = 0) -> Picker:
 
 
 def factor(f: float, published: bool = False) -> Picker:
-    """Oracle: the n surest while (n + 1)(1 - c_n) <= f; published, the last one too where all others are."""
+    """Oracle: the n surest while (n + 1)(1 - c_n) <= f; if published, also the last one when all others pass."""
 
     def pick(guesses, step, entry):
         scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
@@ -70,7 +73,7 @@ def factor(f: float, published: bool = False) -> Picker:
 
 
 def entropy_bound(bound: float) -> Picker:
-    """Oracle: every prediction of at most so much entropy, at least the one of the least."""
+    """Oracle: every prediction of at most this entropy, and at least the one with the least."""
 
     def pick(guesses, step, entry):
         scores = {at: score("entropy", *guess) for at, guess in guesses.items()}
@@ -80,7 +83,7 @@ def entropy_bound(bound: float) -> Picker:
 
 
 def entropy_budget(gamma: float, rule: str) -> Picker:
-    """Oracle: the largest set of the surest whose entropies, the largest left out, sum to at most `gamma`."""
+    """Oracle: the largest set of the surest whose entropies, without the largest, sum to at most `gamma`."""
 
     def pick(guesses, step, entry):
         scores = {at: score(rule, *guess) for at, guess in guesses.items()}
@@ -93,7 +96,7 @@ def entropy_budget(gamma: float, rule: str) -> Picker:
 
 
 def local_leap(anchor: float, relaxed: float, radius: int) -> Picker:
-    """Oracle: anchors, and what is nearly as sure around them."""
+    """Oracle: anchors, and nearly as sure predictions around them."""
 
     def pick(guesses, step, entry):
         scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
@@ -105,7 +108,7 @@ def local_leap(anchor: float, relaxed: float, radius: int) -> Picker:
 
 
 def credit(inner: Picker, alpha: float, beta: float, gamma: float) -> Picker:
-    """Oracle: distributions raised by what earlier passes found likeliest."""
+    """Oracle: distributions raised by the tokens that earlier passes found likeliest."""
     credits: dict[int, np.ndarray] = {}
 
     def pick(guesses, step, entry):
@@ -134,7 +137,7 @@ def prophet(inner: Picker, early: float, middle: float, late: float) -> Picker:
 
 
 def hierarchy(tau: float, low: float) -> Picker:
-    """Oracle: what is sure, and the surest of each run of open positions."""
+    """Oracle: sure predictions, and the surest of each run of open positions."""
 
     def pick(guesses, step, entry):
         scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
@@ -150,8 +153,10 @@ def hierarchy(tau: float, low: float) -> Picker:
 
 
 def slow_fast(explore: int, reach: float, rest: float, tau: float) -> Picker:
-    """Oracle: cycles of exploring passes, then of passes that go on until all before the cycle's end is known. What a pass
-    does not see makes no difference here: this one sees the whole canvas."""
+    """Oracle: cycles of exploring passes, then of passes that go on until everything before the cycle's end is known.
+
+    Positions that a pass does not see make no difference here: this one sees the whole canvas.
+    """
     state: dict = {}
 
     def pick(guesses, step, entry):
@@ -178,8 +183,9 @@ def slow_fast(explore: int, reach: float, rest: float, tau: float) -> Picker:
 
 
 def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0, least: int = 1) -> Picker:
-    """Oracle: Dream's linear schedule, with positions drawn by exponential races where `alg_temp` is above 0, and at `least` so
-    many of them a pass."""
+    """Oracle: Dream's linear schedule; with `alg_temp` above 0, positions are drawn by exponential races. `least` per
+    pass at least.
+    """
     times = np.linspace(1, eps, steps + 1)
 
     def pick(guesses, step, entry):
@@ -188,7 +194,7 @@ def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0, least: int =
             chosen = {at for at, (_, _, uniform) in guesses.items() if uniform < share}
             return chosen or surest({at: -uniform for at, (_, _, uniform) in guesses.items()}, 1)
         scores = {at: score(rule, *guess) for at, guess in guesses.items()}
-        if alg_temp:  # of races at rates exp(score / alg_temp) the first ones to end are a draw without replacement
+        if alg_temp:  # in races at rates exp(score / alg_temp), the first ones to end are a draw without replacement
             ends = {at: -np.log(guess[2]) * np.exp(-scores[at] / alg_temp) for at, guess in guesses.items()}
             scores = {at: -end for at, end in ends.items()}
         return surest(scores, max(least, int(len(scores) * share + 1e-4)))
@@ -197,7 +203,7 @@ def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0, least: int =
 
 
 def dream_threshold(steps: int, tau: float) -> Picker:
-    """Oracle: of the surest, as many as the schedule has and what was left over, the first and what is sure enough."""
+    """Oracle: the surest, as many as the schedule's and those left over; of these the first and all that are sure enough."""
     left = {"over": 0}
 
     def pick(guesses, step, entry):
@@ -234,7 +240,7 @@ def remdm(extra: int, count: int, at: float) -> Picker:
 
 
 def running_confidence(steps: int) -> Picker:
-    """Oracle: writes all, then opens the least sure again, of earlier blocks too. For one text: it remembers all of it."""
+    """Oracle: writes all, then reopens the least sure, in earlier blocks too. For one text: it remembers all of it."""
     written: dict[int, float] = {}
 
     def pick(guesses, step, entry):
@@ -266,14 +272,14 @@ def generate(
 
     Args:
       logits_of: from a canvas of L tokens to logits `[L, V]`.
-      canvas: known tokens, and the mask id where there is something to fill in.
+      canvas: known tokens, and the mask id at positions to fill in.
       mask_id: never predicted.
       block_length: of a block; the first begins at the first open position.
-      pick: the policy; where it picks nothing the most probable prediction is committed.
+      pick: the policy; if it picks nothing, the most probable prediction is committed.
       shift: whether the logits of i - 1 are for i.
       uniforms: the noise of a position in a pass over its block.
-      eos: ids that end the text once all before them is known.
-      cfg_scale: guidance away from the logits without what was given.
+      eos: ids that end the text once everything before them is known.
+      cfg_scale: guidance away from the logits without the given tokens.
       idle: whether a pass may commit nothing.
 
     Returns:
@@ -285,7 +291,7 @@ def generate(
     for low in range(start, len(canvas), block_length):
         block = range(low, min(low + block_length, len(canvas)))
         entry, step = sum(canvas[at] == mask_id for at in block), 0
-        known = range(start, block[-1] + 1)  # an earlier block is only open again where a policy opens it
+        known = range(start, block[-1] + 1)  # an earlier block is only open again if a policy opens it
         while any(canvas[at] == mask_id for at in known):
             logits = np.array(logits_of(canvas), np.float64)
             if cfg_scale:

@@ -8,8 +8,8 @@ import numpy as np
 def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int, factor: float) -> list[int]:
     """Oracle: tokens copied from after the most recent, longest earlier match of the text's end; [] if none.
 
-    At most `length`, and at most `factor` for each token of the match.
-    A copy that reaches the end of the text goes on with what it has copied.
+    At most `length`, and at most `factor` for each token of the match. A copy that reaches the end of the text
+    continues with the copied tokens.
     """
     text = list(text)
     for size in range(min(ngram, len(text) - 1), min_ngram - 1, -1):
@@ -34,7 +34,9 @@ def token_recycling_update(table: np.ndarray, tokens: Sequence[int], logits: np.
 def token_recycling_tree(
     table: np.ndarray, root: int, parents: Sequence[int], ranks: Sequence[int]
 ) -> tuple[list[int], list[bool]]:
-    """Oracle: every node's token looked up under its parent's, -1 from the first empty entry on; and who is valid."""
+    """Oracle: every node's token, looked up under its parent's (-1 from the first empty entry on), and which nodes are
+    valid.
+    """
     tokens = [int(root)]
     for parent, rank in zip(parents[1:], ranks[1:], strict=True):
         tokens.append(int(table[tokens[parent], rank]) if tokens[parent] >= 0 else -1)

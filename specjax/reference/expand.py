@@ -1,7 +1,7 @@
 """Oracles for the expanders, with host lists.
 
-`score(path)` is a pair of `[V]` arrays: what the candidates after `path` (a tuple of tokens below the root) are ranked
-by, and their log-worth. Candidates whose rank score is -inf do not exist.
+`score(path)` is a pair of `[V]` arrays, where `path` is a tuple of tokens below the root: the rank scores of the
+candidates after it, and their log-worth. Candidates whose rank score is -inf do not exist.
 """
 
 import dataclasses
@@ -15,7 +15,9 @@ Score = Callable[[Path], tuple[np.ndarray, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A node that EAGLE-2 scored: its path below the root, its cumulative worth, its parent among the candidates."""
+    """A node that EAGLE-2 scored: its path below the root, its cumulative worth, and its parent's index among the
+    candidates.
+    """
 
     path: Path
     total: float
@@ -23,7 +25,7 @@ class Candidate:
 
 
 def ranked(scores: np.ndarray, k: int) -> list[int]:
-    """Oracle: the k best ids, the lower one first of equals."""
+    """Oracle: the k best ids; on a tie the lower one comes first."""
     return np.argsort(-np.asarray(scores), kind="stable")[:k].tolist()
 
 
@@ -56,7 +58,7 @@ def eagle2(score: Score, k: int, depth: int, nodes: int) -> tuple[list[Path], li
 
 
 def static(score: Score, choices: tuple[tuple[int, ...], ...]) -> dict[tuple[int, ...], Path | None]:
-    """Oracle: the token path of every rank path; None where a candidate on it does not exist."""
+    """Oracle: the token path of every rank path; None if a candidate on it does not exist."""
     out: dict[tuple[int, ...], Path | None] = {(): ()}
     for choice in sorted(choices, key=len):
         above = out[choice[:-1]]

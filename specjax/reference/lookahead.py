@@ -6,7 +6,7 @@ Gram = tuple[int, ...]
 
 
 def pool_insert(pool: dict[int, list[Gram]], grams: Iterable[Sequence[int]], buckets: int, keep: int) -> None:
-    """Oracle: puts n-grams in one by one, in place; a bucket lists the latest `keep` different ones, the latest first."""
+    """Oracle: puts n-grams in one by one, in place; a bucket keeps the latest `keep` different ones, the latest first."""
     for gram in grams:
         gram = tuple(int(token) for token in gram)
         if min(gram) < 0:
@@ -30,7 +30,7 @@ def merged_paths(tails: Iterable[Sequence[int]], nodes: int) -> list[Gram]:
 
 
 def window_sees(level: int, columns: int) -> dict[tuple[int, int], set[tuple[int, int]]]:
-    """Oracle: for every (level, column) of the window but the root's (0, 0), which others it sees; all see the root."""
+    """Oracle: for every (level, column) of the window except the root's (0, 0), which others it sees; all see the root."""
     slots = [(r, c) for r in range(level - 1) for c in range(columns) if (r, c) != (0, 0)]
     sees = {}
     for r, c in slots:

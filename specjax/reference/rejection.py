@@ -11,7 +11,7 @@ import numpy as np
 
 
 def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Oracle: `norm(max(p - q, 0))`; p itself where nothing is left."""
+    """Oracle: `norm(max(p - q, 0))`; p itself if nothing is left."""
     left = np.maximum(p - q, 0.0)
     return left / left.sum() if left.sum() > 0 else p
 
@@ -43,7 +43,7 @@ def joint(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def expected_accepted(p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> float:
-    """Oracle: the mean number accepted of K = len(q) tokens drawn from q; the sum over i of P(the first i all pass)."""
+    """Oracle: the mean number of accepted tokens among K = len(q) drawn from q; the sum over i of P(the first i all pass)."""
     vocab = q[0].shape[-1]
     total = 0.0
     for length in range(1, len(q) + 1):

@@ -13,7 +13,7 @@ String = tuple[int, ...]
 def longest_match(documents: Sequence[Sequence[int]], text: Sequence[int], span: int, min_span: int) -> list[String]:
     """Oracle: what follows every occurrence of the longest suffix of `text` (`min_span` to `span` tokens) in a document.
 
-    Occurrences at a document's end, which nothing follows, do not count. The length of the suffix is that of the longest.
+    Occurrences at a document's end, which nothing follows, do not count. The returned length is the longest suffix's.
     """
     for size in range(min(span, len(text)), min_span - 1, -1):
         suffix = list(text[len(text) - size :])
@@ -34,18 +34,24 @@ def prefix_counts(sequences: Iterable[Sequence[int]], length: int) -> Counter[St
 
 
 def strings(tokens: Sequence[int], parent: Sequence[int], valid: Sequence[bool]) -> list[String]:
-    """Oracle: what every valid node but the root says, from the root's children down to it, in the order of the nodes."""
+    """Oracle: the tokens of every valid node except the root, from the root's children down to it, in the order of the
+    nodes.
+    """
     paths = [[tokens[n] for n in trees.path_to(parent, node)[1:]] for node in range(len(tokens))]
     return [tuple(map(int, path)) for path, real in zip(paths[1:], valid[1:], strict=True) if real]
 
 
 def union(a: Sequence[String], b: Sequence[String], nodes: int) -> list[String]:
-    """Oracle: the strings of two trees merged into one of at most `nodes`, root included; the first come first."""
+    """Oracle: the strings of two trees merged into one of at most `nodes` nodes, root included; the first tree's come
+    first.
+    """
     return list(dict.fromkeys([*a, *b]))[: nodes - 1]
 
 
 def pruned(retrieved: Sequence[String], drafted: Sequence[String], first: int) -> list[String]:
-    """Oracle: retrieved strings whose first token is among the first `first` that the draft puts after the root, if any."""
+    """Oracle: retrieved strings whose first token is among the draft's first `first` tokens after the root, if there
+    are any.
+    """
     best = [string[0] for string in drafted if len(string) == 1][:first]
     return [string for string in retrieved if not best or string[0] in best]
 

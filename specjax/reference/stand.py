@@ -31,7 +31,7 @@ def average(old: Distribution, count: int, new: Distribution, k: int) -> Distrib
 
 
 def learn(memory: Memory, updates: Sequence[tuple[tuple[int, ...], Distribution]], k: int) -> Memory:
-    """Oracle: the memory after one step. Of equal contexts the last counts, averaged into what was there before."""
+    """Oracle: the memory after one step. Of equal contexts the last one counts, averaged into the earlier entry."""
     after = dict(memory)
     for context, dist in updates:
         count, old = memory.get(context, (0, {}))
@@ -40,7 +40,7 @@ def learn(memory: Memory, updates: Sequence[tuple[tuple[int, ...], Distribution]
 
 
 def recall(memory: Memory, text: Sequence[int]) -> Distribution:
-    """Oracle: the distribution after the longest known context; empty where none is known."""
+    """Oracle: the distribution after the longest known context; empty if none is known."""
     return next((memory[context][1] for context in contexts(text) if context in memory), {})
 
 

@@ -1,14 +1,14 @@
-"""How samples are compared with an exact distribution."""
+"""Comparing samples with an exact distribution."""
 
 import numpy as np
 
 
 def chi_square(counts: np.ndarray, dist: np.ndarray) -> float:
-    """The p-value of counts under a distribution, both of any one shape; cells expected below 5 are pooled.
+    """The p-value of counts under a distribution, both of the same shape; cells with an expected count below 5 are pooled.
 
     A count where the distribution is 0 gives 0.
     """
-    from scipy import stats  # jax brings scipy; nothing but tests needs it here
+    from scipy import stats  # jax brings scipy; only tests need it here
 
     counts, dist = np.ravel(counts).astype(float), np.ravel(dist).astype(float)
     if counts[dist == 0].any():
@@ -24,8 +24,7 @@ def chi_square(counts: np.ndarray, dist: np.ndarray) -> float:
 
 
 def power(samples: int, cells: int, distance: float, alpha: float) -> float:
-    """The least chance that `chi_square` < alpha for a distribution at this total variation distance from the tested
-    one."""
+    """The least chance that `chi_square` < alpha for a distribution at this total variation distance from the tested one."""
     from scipy import stats
 
     return float(stats.ncx2.sf(stats.chi2.isf(alpha, cells - 1), cells - 1, 4 * samples * distance**2))

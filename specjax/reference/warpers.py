@@ -29,7 +29,7 @@ def repetition_penalty(logits: np.ndarray, seen: Iterable[int], penalty: float) 
 
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """Oracle: keeps what is at least the k-th largest; 0 is off."""
+    """Oracle: keeps scores that are at least the k-th largest; 0 is off."""
     if k == 0 or k >= len(scores):
         return scores
     return np.where(scores >= np.sort(scores)[-k], scores, -np.inf)
@@ -45,7 +45,7 @@ def mass_above(scores: np.ndarray) -> np.ndarray:
 
 
 def top_p(scores: np.ndarray, p: float) -> np.ndarray:
-    """Oracle: keeps the smallest likeliest set of mass at least p; 1 is off."""
+    """Oracle: keeps the smallest set of the likeliest tokens with mass at least p; 1 is off."""
     if p >= 1:
         return scores
     kept = (mass_above(scores) < p) & (scores > -np.inf)
@@ -53,13 +53,13 @@ def top_p(scores: np.ndarray, p: float) -> np.ndarray:
 
 
 def min_p(scores: np.ndarray, share: float) -> np.ndarray:
-    """Oracle: keeps what has at least this share of the likeliest token's probability; 0 is off."""
+    """Oracle: keeps tokens with at least this share of the likeliest token's probability; 0 is off."""
     probabilities = softmax(scores)
     return np.where(probabilities >= share * probabilities.max(), scores, -np.inf)
 
 
 def entropy(scores: np.ndarray) -> float:
-    """Oracle: of the distribution that scores stand for, in nats."""
+    """Oracle: the entropy of the scores' distribution, in nats."""
     chances = softmax(scores)
     return -sum(p * np.log(p) for p in chances if p > 0)
 
@@ -77,7 +77,7 @@ def typical_p(scores: np.ndarray, mass: float) -> np.ndarray:
 
 
 def epsilon_cutoff(scores: np.ndarray, epsilon: float) -> np.ndarray:
-    """Oracle: keeps what has at least this probability, and the likeliest."""
+    """Oracle: keeps tokens with at least this probability, and the likeliest."""
     chances = softmax(scores)
     return np.where((chances >= epsilon) | (chances == chances.max()), scores, -np.inf)
 
@@ -88,7 +88,9 @@ def eta_cutoff(scores: np.ndarray, eta: float) -> np.ndarray:
 
 
 def top_h(scores: np.ndarray, share: float, width: int = 100) -> np.ndarray:
-    """Oracle: of the likeliest `width` keeps those, in order, whose -p log p add up to at most this share of their entropy."""
+    """Oracle: of the likeliest `width`, keeps those whose -p log p, in order, add up to at most this share of their
+    entropy.
+    """
     order = np.argsort(-scores, kind="stable")[:width]
     bound, total, out = share * entropy(scores[order]), 0.0, np.full(len(scores), -np.inf)
     for rank, (token, p) in enumerate(zip(order, softmax(scores[order]), strict=True)):
@@ -107,8 +109,10 @@ def dry(
     allowed_length: int = 2,
     sequence_breakers: Sequence[int] = (),
 ) -> np.ndarray:
-    """Oracle: of every token the longest end of the text that stands before it somewhere, up to 50 tokens; the penalty grows
-    with its length."""
+    """Oracle: for every token, the longest suffix of the text that stands before it somewhere, up to 50 tokens.
+
+    The penalty grows with its length.
+    """
     text, out = list(text), np.array(logits, np.float64)
     for token in set(text) - set(sequence_breakers):
         longest = 0
@@ -123,8 +127,10 @@ def dry(
 
 
 def xtc(scores: np.ndarray, threshold: float, special: Sequence[int] = ()) -> np.ndarray:
-    """Oracle: removes the tokens of at least this probability, but the least likely of them (of equal ones the last), unless a
-    special one is among them."""
+    """Oracle: removes the tokens of at least this probability, except the least likely of them (on a tie the last).
+
+    It removes nothing if a special token is among them.
+    """
     order, chances = np.argsort(-scores, kind="stable"), softmax(scores)
     removed = [token for token, after in zip(order, order[1:], strict=False) if chances[after] >= threshold]
     out = scores.copy()

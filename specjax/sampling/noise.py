@@ -1,4 +1,4 @@
-"""The sources of randomness: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
+"""The sources of randomness: a row's key, an absolute position and a purpose; never a slot, a batch or a step count."""
 
 import collections
 import hashlib
@@ -15,21 +15,23 @@ Array = jax.Array
 
 GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
 COIN, STEP = 5, 6
-"""That of a warper that acts at some places only, and the key of a step's own noise; `specjax.diffusion.common` has 3 and 4."""
+"""Purposes: a warper that acts at some places only, and the key of a step's own noise. `specjax.diffusion.common` has 3
+and 4.
+"""
 CHILDREN, ORDER = 7, 8
-"""Draws of a node's children with noise of their own, and the order in which a verifier tries them."""
+"""Purposes: draws of a node's children with separate noise, and the order in which a verifier tries them."""
 MIXTURE = 9
-"""The weights of a mixture of tokens, where the shared Gumbel vector does not make them."""
+"""Purpose: the weights of a mixture of tokens, unless the shared Gumbel vector makes them."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:
     """One typed threefry key per record, `[B]`.
 
-    A record is known by its string id or, without one, by its prompt's token ids; records with equal identity are told
-    apart by their ordinal in input order. So a row's noise does not depend on the batch, slot or host it is decoded in.
+    A record is identified by its string id or, without one, by its prompt's token ids. Records with equal identity are
+    told apart by their order in the input. So a row's noise does not depend on the batch, slot or host that decodes it.
 
     Args:
-      seed: one seed, or one per record: integers of 64 bits. Those that are equal modulo 2^64 give equal keys.
+      seed: one seed, or one per record: 64-bit integers. Seeds that are equal modulo 2^64 give equal keys.
       identities: string ids or token ids.
     """
     identities = list(identities)
@@ -50,7 +52,7 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
 
 
 def keys_of(data: Array) -> Array:
-    """Typed threefry keys of their data `[..., 2]` uint32, whatever kind of keys is the default."""
+    """Typed threefry keys from their data `[..., 2]` uint32, whatever the default kind of keys."""
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
@@ -68,7 +70,7 @@ def _fold(seeds, words):
             return jnp.where(skip, key, folded), None
 
         first = jax.random.key_data(jax.random.key(low, impl="threefry2x32"))
-        return keys_of(jax.lax.scan(fold, first, (folds, skipped))[0])  # one hash to compile
+        return keys_of(jax.lax.scan(fold, first, (folds, skipped))[0])  # a single hash to compile
 
     return jax.vmap(one)(seeds, words)
 
@@ -88,9 +90,9 @@ def gumbel(keys: Array, positions: Array, vocab: int, purpose: int = GUMBEL) -> 
 
 
 def gumbel_at(keys: Array, positions: Array, ids: Array, purpose: int = GUMBEL) -> Array:
-    """The entries `ids` `[B, T, C]` of the Gumbel vectors `[B, T, V]`, and no others are made.
+    """The entries `ids` `[B, T, C]` of the Gumbel vectors `[B, T, V]`, without making the others.
 
-    A threefry draw is a function of the key and its index, so a few entries cost as much as they are many.
+    A threefry draw is a function of the key and its index, so the cost is proportional to the number of entries.
     """
     words = jax.random.key_data(keys_at(keys, positions, purpose))[:, :, None]
     return gumbel_noise(words[..., 0], words[..., 1], ids)

@@ -1,4 +1,6 @@
-"""Warpers of the user's own: functions of one text and the logits of its next token, applied wherever those are drawn from."""
+"""The user's own warpers: functions of one text and the logits of its next token, applied wherever a token is drawn
+from these.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -10,12 +12,15 @@ from specjax.warpers import Text
 
 Array = jax.Array
 Processor = Callable[[Array, Array, Array], Array]
-"""From one text (`tokens` `[L]` int32, of which the first `length` `[]` count; the rest is garbage, and L is not a promise) and
-the raw logits `[V]` float32 of its next token to other logits `[V]`; -inf bans a token.
+"""A function from one text and the raw logits `[V]` float32 of its next token to other logits `[V]`; -inf bans a token.
 
-It is traced by JAX and mapped over the rows and the nodes of a draft tree. A node's text is the row's own with the path that
-leads to the node: all that a processor may look at. So it says the same whatever was drafted, and a seed keeps its text.
-Hashable and the same object in every call, a function of a module rather than a new lambda, or programs compile again.
+The text is `tokens` `[L]` int32, of which the first `length` `[]` count. The rest is garbage, and L may vary. JAX
+traces the function and maps it over the rows and the nodes of a draft tree. A node's text is the row's own text
+followed by the path to the node, and a processor may depend on nothing more. So its result is the same whatever was
+drafted, and a seed keeps its text.
+
+It must be hashable, and the same object in every call: a function of a module rather than a new lambda, or programs
+compile again.
 """
 
 
@@ -23,7 +28,7 @@ def checked(processors: Iterable[Processor], vocab_size: int) -> tuple[Processor
     """The processors as a tuple.
 
     Raises:
-      ValueError: on one that cannot be called or hashed, or that does not return logits.
+      ValueError: for a processor that cannot be called or hashed, or that does not return logits.
     """
     processors = tuple(processors)
     row = jax.ShapeDtypeStruct((vocab_size,), jnp.float32)
@@ -48,7 +53,7 @@ def process(processors: Sequence[Processor], logits: Array, text: Text) -> Array
     Args:
       processors: see `Processor`.
       logits: `[B, T, V]` float32.
-      text: what stands before each of T positions.
+      text: the text before each of T positions.
     """
     every = lambda tokens, length, logits: functools.reduce(lambda x, one: one(tokens, length, x), processors, logits)
     return text.each(every, logits)

@@ -15,15 +15,15 @@ from specjax.sampling_params import SamplingArrays
 from specjax.warpers import Text
 
 Paths = Callable[[], Int[Array, "B T D"]]
-"""Makes `[B, T, D]` int32, the tokens of each node's path below the root (-1: none). Called only if they are needed."""
+"""Makes `[B, T, D]` int32, the tokens of each node's path below the root (-1: none). Called only if needed."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Everything that decides a draw at one step.
+    """Everything that determines a draw in one step.
 
-    Depth 0 is the root: what is drawn there becomes the token at position `length`.
+    Depth 0 is the root: the token drawn there becomes the token at position `length`.
 
     Attributes:
       key: `[B]` typed row keys.
@@ -31,14 +31,14 @@ class Sampler:
       length: `[B]` int32.
       live: `[B]` bool, rows still decoding; the others never switch a costly branch on.
       params: the rows' sampling parameters.
-      ids: `[U]` int32, the target ids of the columns of every `[..., U]` array, for a draft head over fewer tokens; None
-        where columns are ids.
+      ids: `[U]` int32, the target ids of the columns of every `[..., U]` array, for a draft head over fewer tokens;
+        None if columns are ids.
       vocab: static, V, set together with `ids`.
       processors: static, the user's own warpers.
-      greedy: static, whether it is known that no row uses a warper: then nothing is traced for them.
+      greedy: static, whether it is known that no row uses a warper: then no warper is traced.
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
-      eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
-      place_key: `[B]` typed row keys of noise that is part of a place's distribution, where that is not `key`.
+      eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
+      place_key: `[B]` typed row keys of noise that is part of a place's distribution, if that is not `key`.
       carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
     """
 
@@ -61,7 +61,7 @@ class Sampler:
         return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
 
     def once(self) -> "Sampler":
-        """The same distributions with noise that no other step uses: a row's text grows in every one."""
+        """The same distributions with noise that no other step uses: a row's text grows in every step."""
         return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0], place_key=self.key)
 
     def tokens_of(self, columns: Array) -> Array:
@@ -69,7 +69,7 @@ class Sampler:
         return columns if self.ids is None else self.ids[columns]
 
     def full(self, log_probs: Array) -> Array:
-        """A distribution `[..., U]` over the columns as one over the vocabulary, `[..., V]`; the rest is impossible."""
+        """A distribution `[..., U]` over the columns as one over the vocabulary, `[..., V]`; other tokens are impossible."""
         if self.ids is None:
             return log_probs
         return jnp.full((*log_probs.shape[:-1], self.vocab), -jnp.inf).at[..., self.ids].set(log_probs)
@@ -78,8 +78,9 @@ class Sampler:
         return full if self.ids is None else full[..., self.ids]
 
     def penalised(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
-        """Logits `[B, T, V]` after the warpers that greedy rows have too, and the processors; `paths` makes each node's own
-        tokens."""
+        """Logits `[B, T, V]` after the processors and the warpers that apply to greedy rows too; `paths` makes each
+        node's own tokens.
+        """
         text, penalised = self.text(paths), logits
         if not self.greedy:
             within = lambda work: lambda scores: self._columns(work(self.full(scores)))
@@ -89,15 +90,14 @@ class Sampler:
         return self._columns(process(self.processors, self.full(penalised), text))
 
     def text(self, paths: Paths | None) -> Text:
-        """The text before the positions that `paths` lead to; before the next one without."""
+        """The text before the positions that `paths` lead to; without paths, before the next position."""
         key = self.key if self.place_key is None else self.place_key
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
         return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
-        """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised
-        logits."""
+        """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised logits."""
         penalised = self.penalised(logits, paths)
         return penalised if self.greedy else warp(penalised, self.params, self.live, self.text(paths))
 
@@ -109,7 +109,7 @@ class Sampler:
         Args:
           logits: `[B, T, V]` float32 along the path that was taken, from the root on.
           paths: makes the tokens of each of those nodes' paths.
-          tokens: `[B, T]` int32, what was drawn at each.
+          tokens: `[B, T]` int32, the token drawn at each.
           count: `[B]` int32, how many of them were committed.
         """
         return carried(self.penalised(logits, paths), self.params, self.live, self.text(paths), tokens, count)
@@ -160,7 +160,7 @@ class Sampler:
         return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
 
     def scores_at(self, log_q: Array, ids: Array, depth: int) -> Array:
-        """Scores like `scores`, but of C candidates per node alone; of the warpers only the temperature.
+        """Scores as in `scores`, but for only C candidates per node, and of the warpers only with the temperature.
 
         Args:
           log_q: `[B, F, C]` float32 log-probabilities; -inf where there is no candidate.
@@ -208,7 +208,9 @@ class Sampler:
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 
     def children_noise(self, depth: int, draws: int, columns: int) -> Float[Array, "B draws columns"]:
-        """Gumbel noise `[B, draws, columns]` for draws of the tokens below nodes of a depth, apart from the shared noise."""
+        """Gumbel noise `[B, draws, columns]` for draws of the tokens below nodes of a depth, separate from the shared
+        noise.
+        """
         ids = jnp.arange(draws * columns)[None, None]
         g = gumbel_at(self.key, self.length[:, None] + depth, ids, CHILDREN)
         return g.reshape(g.shape[0], draws, columns)
@@ -218,7 +220,7 @@ class Sampler:
         return uniform(self.key, self.length[:, None] + jnp.arange(count)[None], ACCEPT)
 
     def uniform_of(self, tree_depth: Int[Array, "B N"], purpose: int = ACCEPT) -> Float[Array, "B N"]:
-        """Uniforms `[B, N]` of a tree's nodes, each of its token's position; the root's is of no use.
+        """Uniforms `[B, N]` of a tree's nodes, each for its token's position; the root's is not used.
 
         Args:
           tree_depth: `[B, N]` int32, the nodes' depths.
@@ -230,15 +232,15 @@ class Sampler:
         return draw(keys, nodes)
 
     def residual_noise(self, depth: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
-        """Gumbel noise `[B, V]` for a residual drawn at `depth` `[B]`, apart from the shared noise."""
+        """Gumbel noise `[B, V]` for a residual drawn at `depth` `[B]`, separate from the shared noise."""
         return gumbel(self.key, (self.length + depth)[:, None], vocab, RESIDUAL)[:, 0]
 
 
 def best(scores: Float[Array, "B T V"]) -> Int[Array, "B T"]:
-    """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite (NaN counts as the largest).
+    """Argmax `[B, T]` with ties to the lowest id; -1 if the largest score is not finite (NaN counts as the largest).
 
-    Two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one. XLA's maximum over many
-    numbers may lose a NaN there, so the second one looks for it.
+    It makes two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one. XLA's maximum
+    over many numbers may lose a NaN there, so the second reduction looks for it.
     """
     peak = scores.max(axis=-1, keepdims=True)
     ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)

@@ -1,4 +1,4 @@
-"""Applies the warpers of the table, in its order: plain sampling, drafting and verification all call this."""
+"""Applies the warpers of the table, in its order; plain sampling, drafting and verification all call this."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +14,18 @@ Array = jax.Array
 
 
 def warp(logits: Array, sampling: SamplingArrays, live: Array, text: Text | None = None) -> Array:
-    """Scores `[B, T, V]` of sampled rows after temperature and what follows it; removed tokens are -inf.
+    """Scores `[B, T, V]` of sampled rows after the temperature and the warpers that follow it; removed tokens are -inf.
 
     Rows at temperature 0 come back unchanged. A warper costs nothing unless a live row uses it.
 
     Args:
-      logits: `[B, T, V]` float32, after the warpers of logits.
+      logits: `[B, T, V]` float32, after the logit warpers.
       sampling: the rows' parameters.
       live: `[B]` bool, rows whose result matters.
-      text: what stands before each position; None where texts have gaps.
+      text: the text before each position; None if texts have gaps.
 
     Raises:
-      ValueError: where a warper reads the text and there is none.
+      ValueError: if a warper reads the text and there is none.
     """
     scores = logits
     for each, own, on in _sampled(sampling, live, text):
@@ -39,10 +39,10 @@ def carried(
     """The sums that warpers carry, `[B]` each, after some tokens were drawn one after the other.
 
     Args:
-      logits: `[B, T, V]` float32, after the warpers of logits, where each of them was drawn.
+      logits: `[B, T, V]` float32, after the logit warpers, from which each token was drawn.
       sampling: the rows' parameters.
       live: `[B]` bool.
-      text: what stands before each of those positions: with the sums so far, or None, which this returns.
+      text: the text before each of those positions, with the sums so far; if these are None, the result is None.
       tokens: `[B, T]` int32.
       count: `[B]` int32, how many were committed.
     """
@@ -63,12 +63,12 @@ def carried(
 
 
 def carries(sampling: SamplingArrays) -> bool:
-    """Whether there are columns of a warper that carries a sum."""
+    """Whether there are columns for a warper that carries a sum."""
     return any(each.carries and sampling.own(each) is not None for each in WARPERS)
 
 
 def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:
-    """The warpers of sampled rows that there are columns of, with those and the rows that they are for."""
+    """The warpers of sampled rows with columns, each with its columns and the rows that it applies to."""
     active = live & (sampling.temperature > 0)
     for each in WARPERS:
         own = sampling.own(each)
@@ -90,8 +90,8 @@ def penalise(
       logits: `[B, T, V]` float32.
       sampling: the rows' parameters.
       live: `[B]` bool, rows whose result matters.
-      text: what stands before each position.
-      within: puts what a warper does to all tokens around what it does to those that logits are of.
+      text: the text before each position.
+      within: turns a warper's work on all tokens into work on the tokens that have logits.
     """
     for each in WARPERS:
         own = sampling.own(each)
@@ -105,6 +105,6 @@ def penalise(
 
 
 def penalised_rows(sampling: SamplingArrays) -> Array:
-    """`[B]` bool: the rows of which a warper changes the logits before the temperature."""
+    """`[B]` bool: the rows whose logits a warper changes before the temperature."""
     used = [each.used(own) for each in WARPERS if each.of_logits and (own := sampling.own(each)) is not None]
     return functools.reduce(jnp.logical_or, used, jnp.zeros_like(sampling.temperature, bool))

@@ -1,6 +1,6 @@
-"""Searches, decoders that keep several texts of a prompt side by side, and selections, which take one of several completions.
+"""Searches, decoders that keep several texts of a prompt side by side; and selections, which take one of several completions.
 
-A line per method, in the order in which they are listed.
+One line per method, in the order in which they are listed.
 """
 # isort: skip_file
 

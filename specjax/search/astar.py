@@ -1,6 +1,6 @@
-"""A*-decoding (arXiv:2505.13672): of partial solutions in steps the one with the lowest cost so far and ahead goes on.
+"""A*-decoding (arXiv:2505.13672): the partial solution in steps with the lowest cost so far and ahead is extended next.
 
-Without a heuristic, which needs a model of rewards, that is uniform-cost search.
+Without a heuristic, which needs a reward model, this is uniform-cost search.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ class Partial:
 
     Attributes:
       prompt: as given.
-      text: what follows it so far; None without a tokenizer.
+      text: the text after it so far; None without a tokenizer.
       steps: the same, step by step.
-      cost: of the steps, together; when the last one is to be valued, of those before it.
+      cost: the total cost of the steps; when the last step is to be valued, of those before it.
       logprobs: of the last step's tokens, under the model's own softmax.
       certainty: at the same places, in nats, how far the model's distribution is from the uniform one.
       ended: whether the text has ended.
@@ -45,19 +45,21 @@ class Partial:
 
 
 Value = Callable[[Sequence[Partial]], Sequence[float]]
-"""From partial solutions, those of several prompts at a time, to a number for each."""
+"""From partial solutions, which may belong to several prompts, to a number for each."""
 
 COSTS: dict[str, Value] = {
     "nll": lambda partials: [-math.fsum(p.logprobs) / len(p.logprobs) for p in partials],
     "nll_sum": lambda partials: [-math.fsum(p.logprobs) for p in partials],
     "certainty": lambda partials: [math.exp(-math.fsum(p.certainty) / len(p.certainty)) for p in partials],
 }
-"""What a step may cost, without a reward model: its negative log-likelihood a token, all of it, or `exp(-self-certainty)`."""
+"""A step's cost without a reward model: its negative log-likelihood per token, or in total, or `exp(-self-certainty)`."""
 
 
 def steps_ahead(steps: float) -> Value:
-    """A heuristic: up to so many steps the rest costs what the steps so far do on average. It may say too much, so that what
-    is found first need not be the cheapest."""
+    """A heuristic: for up to so many further steps, each costs the average of the steps so far.
+
+    It may overestimate, so the first solution found need not be the cheapest.
+    """
 
     def ahead(partials: Sequence[Partial]) -> list[float]:
         return [0.0 if p.ended else p.cost / len(p.steps) * max(0.0, steps - len(p.steps)) for p in partials]
@@ -67,26 +69,30 @@ def steps_ahead(steps: float) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class AStar(Stepwise):
-    """Takes the partial solution with the lowest `f = g + h` and draws several next steps for it, until that is a whole one.
+    """Takes the partial solution with the lowest `f = g + h` and draws several next steps for it, until it takes a
+    complete one.
 
-    `g` is what its steps cost and `h` what a heuristic says is to come. The paper's is `1 - r` of a process reward model's r in
-    [0, 1], which is not shipped here: without a `heuristic` h is 0, and this is uniform-cost search. What the paper's g is was
-    not to be found out; that of `COSTS` is this library's. Every partial solution keeps its cache, so a step costs
-    its tokens and no more. Equal steps are one. A text's noise comes from the seed, the prompt and how often its search has
-    drawn, so it does not depend on the batch.
+    `g` is the cost of its steps, and `h` a heuristic's estimate of the cost ahead. The paper's is `1 - r`, with r in
+    [0, 1] from a process reward model, which is not shipped here. Without a `heuristic` h is 0, and this is
+    uniform-cost search. The paper's g could not be determined; the `COSTS` are this library's.
+
+    Every partial solution keeps its cache, so that a step costs only its own tokens. Equal steps are merged. A text's
+    noise comes from the seed, the prompt and the number of draws that its search has made, so it does not depend on the
+    batch.
 
     Attributes:
       samples: next steps that are drawn for a partial solution.
-      budget: partial solutions of a prompt that are gone on with, at most.
-      width: those that wait, at most; of more the worst are dropped.
-      cost: of a step: a key of `COSTS`, or a function, which may ask a reward model. Not below 0, or a goal may be missed.
-      heuristic: h; None: 0, so that what is found is the cheapest of all that was drawn (uniform-cost search). Of
-        `steps_ahead`, or a function, such as `lambda partials: [1 - r for r in rewards(partials)]`.
-      separator: what the last token of a step holds, or the ids of such tokens.
-      step_tokens: of a step, at most.
+      budget: how many partial solutions of a prompt are extended, at most.
+      width: how many wait, at most; if there are more, the worst are dropped.
+      cost: of a step: a key of `COSTS`, or a function, which may ask a reward model. It must not be below 0, or a goal
+        may be missed.
+      heuristic: h. None is 0, so that the result is the cheapest text of all that were drawn (uniform-cost search).
+        Otherwise from `steps_ahead`, or a function such as `lambda partials: [1 - r for r in rewards(partials)]`.
+      separator: a text that the last token of a step contains, or the ids of such tokens.
+      step_tokens: tokens of a step, at most.
 
     Raises:
-      ValueError: on counts below 1, or a cost that there is not.
+      ValueError: for counts below 1, or an unknown cost.
     """
 
     about = About(
@@ -120,22 +126,23 @@ class AStar(Stepwise):
         keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
-        """Searches for a text for every prompt, and returns them in order; `score` is minus their cost.
+        """Searches for a text for every prompt and returns them in order; `score` is their negative cost.
 
-        A prompt whose budget is spent has the cheapest whole text that waits, or else a part of one, and says so
-        (`finish_reason`).
+        A prompt whose budget is spent gets the cheapest complete text that waits, or otherwise a partial one;
+        `finish_reason` says so.
 
         Args:
-          model: of `specjax.models.load`.
+          model: from `specjax.models.load`.
           prompts: a list of texts, lists of token ids or chats.
-          max_new_tokens: at most so many for each.
-          seed: with a prompt it decides the noise.
+          max_new_tokens: the most new tokens for each.
+          seed: determines the noise, together with a prompt.
           batch_size: prompts that are searched side by side, each with `samples` rows and `width + samples` caches.
           keys: see `Asked.of`.
-          **sampling: as of `specjax.generate`; several samples need a temperature.
+          **sampling: as in `specjax.generate`; several samples need a temperature.
 
         Raises:
-          ValueError: see `Asked.of`, `step_ends`; on several samples of greedy steps, which would be one.
+          ValueError: see `Asked.of` and `step_ends`; also for several samples of greedy steps, which would all be
+            equal.
         """
         if self.samples > 1 and not sampling.get("temperature"):
             raise ValueError("several samples of a greedy step are one: set a temperature, or samples to 1")
@@ -153,7 +160,7 @@ class _Search:
 
     def __init__(self, method: AStar, writer: Writer, asked: Asked, lanes: int):
         self.method, self.writer, self.asked = method, writer, asked
-        self.places = method.width + method.samples  # a lane's, of the pool
+        self.places = method.width + method.samples  # per search, in the pool of caches
         count = len(asked.ids)
         writer.enter(asked)
         self.pool = writer.blank(lanes * self.places)
@@ -174,7 +181,7 @@ class _Search:
         self.free[lane].add(node.own[1])
 
     def run(self) -> list[Written]:
-        """All of them to their end."""
+        """Runs all of them to their end."""
         outcomes = best_first(self.frontiers, self.expand, self.method.budget)
         found = []
         for lane, outcome in enumerate(outcomes):
@@ -191,16 +198,16 @@ class _Search:
         return found
 
     def expand(self, chosen: list[tuple[int, Node]]) -> list[list[Node]]:
-        """Draws the next steps of a node of every lane, values them, and keeps their caches."""
+        """Draws the next steps for one node of every search, values them, and keeps their caches."""
         writer, samples = self.writer, self.method.samples
         slots, ordinals = np.zeros(writer.rows, np.int64), np.zeros(writer.rows, np.int64)
         rows = np.zeros(writer.rows, bool)
         for lane, node in chosen:
             own = slice(lane * samples, (lane + 1) * samples)
             rows[own], slots[own], writer.most[own] = True, node.own[1], self.most[lane]
-            ordinals[own] = self.draws[lane] + 1 + np.arange(samples)  # from 1 on: 0 is no other key than the prompt's
+            ordinals[own] = self.draws[lane] + 1 + np.arange(samples)  # from 1 on, because 0 would give the prompt's key
             self.draws[lane] += samples
-            self._drop(lane, node)  # its cache goes on in its children's
+            self._drop(lane, node)  # its cache lives on in its children's
         keys = np.repeat(self.asked.keys, samples, axis=0)
         keys = np.concatenate([keys, np.zeros((writer.rows - len(keys), 2), np.uint32)])
         writer.fork(self.pool, slots, jax.device_get(_folded(*jax.device_put((keys, ordinals.astype(np.uint32))))))
@@ -215,7 +222,10 @@ class _Search:
         return [[node for _, _, node in own] for own in children]
 
     def _children(self, chosen, written, before):
-        """For every chosen node its new ones: row, lane and node. What ends without EOS is none, and equal ones are one."""
+        """The new children of every chosen node: row, search and node.
+
+        A child that can go no further without having ended its text is dropped, and equal children are merged.
+        """
         writer, method = self.writer, self.method
         probs = to_host({name: getattr(writer.state.logprobs, name) for name in ("raw", "certainty")})
         fresh: list[tuple[int, int, tuple, Partial]] = []
@@ -258,10 +268,10 @@ class _Search:
 
 
 def _numbers(what, value, partials):
-    """What a value function says.
+    """The numbers that a value function returns.
 
     Raises:
-      ValueError: where that is not a number for each.
+      ValueError: if that is not one number for each.
     """
     found = [float(number) for number in value(partials)] if partials else []
     if len(found) != len(partials) or any(math.isnan(number) for number in found):
@@ -274,6 +284,6 @@ def _numbers(what, value, partials):
 @jax.jit
 @settled
 def _folded(keys, ordinals):
-    """Key data `[B, 2]` of keys folded with a number each."""
+    """Key data `[B, 2]` of keys, each folded with a number."""
     fold = lambda key, number: jax.random.fold_in(keys_of(key), number)
     return jax.random.key_data(jax.vmap(fold)(keys, ordinals))

@@ -1,4 +1,4 @@
-"""The base of searches: rows that hold several texts of one prompt, and caches that are forked.
+"""The base of searches: rows with several texts of one prompt, and caches that are forked.
 
 In the shape descriptions `B` denotes rows (prompts), `K` texts of a row, `L` the text buffer, `S` cache slots.
 """
@@ -27,7 +27,7 @@ from specjax.state import Finish, Prefix, Rows, Stats
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Beams(Pretty):
-    """The texts of a row that still grow; all are as long.
+    """The texts of a row that still grow; all have the same length.
 
     Attributes:
       tokens: `[B, K, L]` int32, prompt and output.
@@ -63,12 +63,12 @@ class Found(Pretty):
 
     @classmethod
     def nothing(cls, batch: int, count: int, capacity: int) -> Self:
-        """No text yet."""
+        """An empty set of texts."""
         zeros = lambda *more: jnp.zeros((batch, count, *more), jnp.int32)
         return cls(zeros(capacity), zeros(), zeros() - jnp.inf, zeros() + Finish.LENGTH)
 
     def best(self) -> "Found":
-        """The best of every row, `[B]` and `[B, L]`."""
+        """The best text of every row, `[B]` and `[B, L]`."""
         at = jnp.argmax(self.scores, axis=1)
         return jax.tree.map(lambda x: chosen(x, at[:, None])[:, 0], self)
 
@@ -76,14 +76,14 @@ class Found(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SearchState(Rows):
-    """The rows of a search. Until a row is done its `tokens` and `length` are the prompt; then they are the best text found.
+    """The rows of a search. Until a row is done, its `tokens` and `length` are the prompt; then they are the best text found.
 
     Attributes:
-      beams: what still grows. Its texts have `prompt_length + stats.steps` tokens.
-      found: what has ended.
+      beams: the texts that still grow; they have `prompt_length + stats.steps` tokens.
+      found: the texts that have ended.
       open: `[B, G]` bool, groups of a row that may still find something.
-      cache: the target's, of every text: leaves `[B, K, ...]`, or `[B, 1, ...]` of one for all (`Search.num_caches`). The last
-        token of a text has no entry yet.
+      cache: the target's, for every text: leaves `[B, K, ...]`, or `[B, 1, ...]` if all share one
+        (`Search.num_caches`). The last token of a text has no entry yet.
     """
 
     beams: Beams
@@ -94,24 +94,24 @@ class SearchState(Rows):
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings(Decode):
-    """Settings of a search. Implementations stand beside their decoder, whose field `how` they are.
+    """Settings of a search. Each implementation stands beside its decoder, whose field `how` holds it.
 
     Attributes:
       processors: the user's own warpers (`specjax.sampling.Processor`), of log-probabilities.
     """
 
     called: ClassVar[str] = "a beam search"
-    """What an error calls it."""
+    """Its name in error messages."""
 
     _: dataclasses.KW_ONLY
     processors: tuple[Processor, ...] = ()
 
     @abc.abstractmethod
     def decoder(self, target: LM, mesh: jax.sharding.Mesh | None) -> "Search":
-        """The search in a model."""
+        """The search, as a decoder of a model."""
 
     def params(self, model: Any, mesh: jax.sharding.Mesh | None) -> PyTree:
-        """What it reads; see `Decode.bind`."""
+        """The decoder's parameters; see `Decode.bind`."""
         return {"target": model.params}
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Search", PyTree]:
@@ -133,20 +133,20 @@ class SearchSettings(Decode):
 
 @dataclasses.dataclass(frozen=True)
 class Search(Decoder[SearchState], abc.ABC):
-    """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
+    """A decoder of several texts per row. Implementations are frozen dataclasses that define `step`.
 
-    The prompt is prefilled once per row, whatever the number of its texts, and a text that is continued in two ways
-    takes its cache along.
+    The prompt is prefilled once per row, whatever the number of its texts. A text that is continued in two ways passes
+    its cache on to both.
 
     Attributes:
       target: the model.
-      how: what it is set to.
+      how: its settings.
       mesh: the device mesh that params and state are laid out on, or None.
-      greedy: whether no row uses a warper, so that nothing is compiled for them.
+      greedy: whether no row uses a warper, so that no warper is compiled.
     """
 
     draws: ClassVar[bool] = False
-    """Whether it draws its texts, so that rows need a temperature; else none may have one."""
+    """Whether it draws its texts, so that rows need a temperature; otherwise no row may have one."""
     growing: ClassVar[type[Beams]] = Beams
     ended: ClassVar[type[Found]] = Found
 
@@ -158,13 +158,13 @@ class Search(Decoder[SearchState], abc.ABC):
 
     @property
     def called(self) -> str:
-        """What an error calls it."""
+        """Its name in error messages."""
         return self.how.called
 
     @property
     @abc.abstractmethod
     def num_texts(self) -> int:
-        """K, how many texts of a row grow, and how many it ends with at most."""
+        """K, how many texts of a row grow, and the most that it ends with."""
 
     @property
     def num_caches(self) -> int:
@@ -173,7 +173,7 @@ class Search(Decoder[SearchState], abc.ABC):
 
     @property
     def num_groups(self) -> int:
-        """G, how many groups these fall into."""
+        """G, the number of groups of these texts."""
         return 1
 
     @property
@@ -186,7 +186,7 @@ class Search(Decoder[SearchState], abc.ABC):
 
     @property
     def _plain(self) -> Speculative:
-        """What reads prompts."""
+        """The decoder that reads prompts."""
         return speculative(self.target, mesh=self.mesh)
 
     def axes(self, state: SearchState) -> SearchState:
@@ -231,7 +231,7 @@ class Search(Decoder[SearchState], abc.ABC):
         rows = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Rows)}
         limit = jnp.clip(
             prompts.limit, prompts.lengths, capacity - self.slack
-        )  # its own: plain decoding writes further
+        )  # its own limit, because plain decoding writes further
         return SearchState(
             **rows | {"limit": limit},
             beams=self.growing.of(plain.tokens, self.num_texts, self.num_groups),
@@ -246,13 +246,13 @@ class Search(Decoder[SearchState], abc.ABC):
         return state, self._plain.read_prefix(params | {"draft": None}, self._blank(params, state), tokens)[1]
 
     def _blank(self, params, state):
-        """A row of plain decoding, with room for what the state has."""
+        """A row of plain decoding with the same capacities as the state."""
         dtype = jax.tree.leaves(state.cache)[0].dtype
         capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
         return self._plain.empty(params | {"draft": None}, 1, capacity, dtype, eos_width)
 
     def _read(self, params, state, length):
-        """Logits `[B, K, V]` of what follows every text, and what the pass adds to the cache."""
+        """Logits `[B, K, V]` of the next token of every text, and what the pass adds to the cache."""
         at = jnp.repeat(length - 1, self.num_texts)
         tokens = jnp.take_along_axis(merged(state.beams.tokens), at[:, None], axis=1)
         block = Block(tokens, at[:, None], at)
@@ -260,12 +260,12 @@ class Search(Decoder[SearchState], abc.ABC):
         return parted(output.logits[:, 0], self.num_texts), output.delta
 
     def _forked(self, state, delta, source, length, live):
-        """The cache of the new texts: of every one that of the text it goes on from, and what the pass added to it."""
+        """The cache of the new texts: each takes the cache of the text that it continues, and what the pass added to it."""
         whole = self.mesh is not None and self.mesh.size > 1
         axes = forked_axes(self.target, state.cache)
         axes = (
             jax.tree.map(lambda _: (), state.cache) if whole else axes
-        )  # moved in pieces, a split axis would be gathered
+        )  # a split axis would be gathered if it were moved in pieces
         first = jnp.min(jnp.where(live, state.prompt_length, state.tokens.shape[1])) - 1
         last = jnp.max(jnp.where(live, length, 0))
         cache = fork(state.cache, axes, source, first, last)
@@ -278,11 +278,11 @@ class Search(Decoder[SearchState], abc.ABC):
         """The state after a step.
 
         Args:
-          state: before it.
+          state: before the step.
           over: `[B]` bool, rows that go no further.
-          failed: `[B]` bool, those whose logits were not finite; rows that are over without a text have failed too.
+          failed: `[B]` bool, rows whose logits were not finite; rows that are over without a text have failed too.
           beams: the texts that grow.
-          found: those that have ended.
+          found: the texts that have ended.
           open: `[B, G]` bool, groups that go on.
           cache: the target's.
         """
@@ -304,7 +304,7 @@ class Search(Decoder[SearchState], abc.ABC):
         return self.constrained(new)
 
     def _sampler(self, state, texts, length, live):
-        """The warpers of so many rows as there are texts `[B, W, L]`."""
+        """The warpers for as many rows as there are texts `[B, W, L]`."""
         repeat = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, texts.shape[1], axis=0), tree)
         return Sampler(
             repeat(state.key),

@@ -1,7 +1,7 @@
-"""Beam search, and diverse beam search (Vijayakumar et al. 2016): the texts of the highest log-probability that are found.
+"""Beam search and diverse beam search (Vijayakumar et al. 2016): the texts with the highest log-probability that they find.
 
-In the shape descriptions `B` denotes rows (prompts), `G` groups, `W` beams of a group, `K = G W` beams, `C` candidates, `L` the
-text buffer, `V` the vocabulary.
+In the shape descriptions `B` denotes rows (prompts), `G` groups, `W` beams of a group, `K = G W` beams, `C` candidates,
+`L` the text buffer, `V` the vocabulary.
 """
 
 import dataclasses
@@ -23,23 +23,25 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Beam(SearchSettings):
-    """`transformers`' beam search: sequences, scores and the meanings of all options are its own.
+    """`transformers`' beam search, with the same sequences, scores and meanings of all options.
 
-    Every step continues the beams of a group in all ways and keeps the likeliest. What ends among the `W` likeliest
-    candidates is kept apart, at its log-probability over a power of its length. With several groups a step takes them in turn,
-    and a token that earlier groups have chosen costs a later one `diversity_penalty`, as often as it was chosen; that is part
-    of the scores (the scorer of transformers 4, which transformers 5 has no more).
+    Every step continues the beams of a group in all ways and keeps the likeliest. Texts that end among the `W`
+    likeliest candidates are kept apart, scored by their log-probability over a power of their length.
+
+    With several groups a step takes them in turn. A token that earlier groups have chosen costs a later group
+    `diversity_penalty`, as often as it was chosen. That is part of the scores (the scorer of transformers 4, which
+    transformers 5 no longer has).
 
     Attributes:
       num_beams: K.
       num_beam_groups: G, which divides K.
       diversity_penalty: nats; 0 leaves all groups alike.
       length_penalty: the power of the length (new tokens, EOS included); above 0 it favours longer texts.
-      early_stopping: True: a group ends with W texts. False: it ends where its best beam, were it to end now, is no better than
-        the worst of W texts. "never": it ends where no beam can become better.
+      early_stopping: True: a group ends with W texts. False: it ends if its best beam, were it to end now, would be no
+        better than the worst of W texts. "never": it ends if no beam can become better.
 
     Raises:
-      ValueError: on numbers out of range, or groups that K does not fill.
+      ValueError: for numbers out of range, or if the groups do not divide K.
     """
 
     about = (
@@ -95,7 +97,7 @@ class BeamSearch(Search):
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
-        """One target pass over all beams: each grows by a token."""
+        """One target pass over all beams: each grows by one token."""
         live = ~state.done
         length = state.prompt_length + state.stats.steps
         logits, delta = self._read(params, state, length)
@@ -121,7 +123,7 @@ class BeamSearch(Search):
         vocab = log_probs.shape[-1]
         scores = log_probs[:, own] - self.how.diversity_penalty * taken[:, None]
         scores = self._warped(state, scores, beams.tokens, length, open) + beams.scores[:, :, None]
-        # so many that W of them do not end, however many do
+        # so many that at least W of them do not end
         count = min((1 + state.eos.shape[1]) * width, width * vocab)
         top, flat = jax.lax.top_k(scores.reshape(batch, -1), count)
         parent, token = flat // vocab, flat % vocab
@@ -132,7 +134,7 @@ class BeamSearch(Search):
         ends = eos | (length + 1 >= state.limit)[:, None]
 
         power = lambda tokens: tokens.astype(jnp.float32) ** self.how.length_penalty
-        # computed once: what is found now and is the best candidate too must be worth the same in both places below
+        # computed once: a text that is found now and is also the best candidate must have the same score in both places below
         worth = jax.lax.optimization_barrier(top[:, :width] / power(length + 1 - state.prompt_length)[:, None])
         ended = jnp.where(ends[:, :width] & open[:, None], worth, -jnp.inf)
         finish = jnp.where(eos[:, :width], Finish.EOS, Finish.LENGTH).astype(jnp.int32)
@@ -146,7 +148,7 @@ class BeamSearch(Search):
         most = power((state.limit if patient else length + 1) - state.prompt_length)
         if (
             self.how.num_beam_groups == 1
-        ):  # transformers 5 looks at the best that goes on, transformers 4 at the best candidate
+        ):  # transformers 5 looks at the best continuing candidate, transformers 4 at the best candidate
             hope = going[:, 0] / most
         else:
             hope = top[:, 0] / most if patient else worth[:, 0]
@@ -163,7 +165,7 @@ class BeamSearch(Search):
         )
 
     def _warped(self, state, scores, texts, length, open):
-        """Log-probabilities `[B, W, V]` after the warpers that change greedy texts too, as those of so many rows."""
+        """Log-probabilities `[B, W, V]` after the warpers that change greedy texts too, computed as for so many rows."""
         sampler = self._sampler(state, texts, length, open)
         return parted(sampler.penalised(merged(scores)[:, None]), scores.shape[1])[:, :, 0]
 
@@ -171,15 +173,15 @@ class BeamSearch(Search):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """What a step made of one group.
+    """The result of one group's step.
 
     Attributes:
       beams: that go on.
       found: texts.
-      source: `[B, W]` int32, the beam of the row that each goes on from.
-      tokens: `[B, W]` int32, what each was continued with.
+      source: `[B, W]` int32, the beam of the row that each one continues.
+      tokens: `[B, W]` int32, the token that continues each.
       open: `[B]` bool.
-      failed: `[B]` bool, whether scores were no numbers.
+      failed: `[B]` bool, whether scores were not finite.
     """
 
     beams: Beams
@@ -190,13 +192,13 @@ class _Group:
     failed: Array
 
     def add_to(self, taken: Array, open: Array) -> Array:
-        """How often tokens were chosen `[B, V]`, with those of this group where it is open."""
+        """How often tokens were chosen `[B, V]`, including this group's choices if it is open."""
         rows = jnp.arange(taken.shape[0])[:, None]
         return taken.at[rows, self.tokens].add(open[:, None].astype(taken.dtype))
 
 
 def _side_by_side(groups: list[_Group]) -> tuple[Beams, Found, Array, Array, Array]:
-    """Beams, found texts, sources `[B, K]`, and which groups are open and have failed `[B, G]`."""
+    """Beams, found texts, sources `[B, K]`, and which groups are open and which have failed `[B, G]`."""
     join = lambda *parts: jnp.concatenate(parts, axis=1)
     beams, found, source = jax.tree.map(join, *[(group.beams, group.found, group.source) for group in groups])
     flags = lambda name: jnp.stack([getattr(group, name) for group in groups], axis=1)

@@ -1,4 +1,4 @@
-"""Borda voting (Kang et al. 2025): votes for answers that weigh the more, the surer the model was of the completion."""
+"""Borda voting (Kang et al. 2025): votes for answers, weighted by how sure the model was of the completion."""
 
 import dataclasses
 
@@ -8,10 +8,11 @@ from specjax.search.selection import Selection, by_answer, certainties
 
 @dataclasses.dataclass(frozen=True)
 class Borda(Selection):
-    """Of N completions the r-th by self-certainty has `(N - r + 1) ** power` votes for its answer.
+    """The r-th of N completions by self-certainty gives `(N - r + 1) ** power` votes to its answer.
 
-    Those without an answer have their ranks and no votes. The first of equally sure ones has the better rank; the first
-    completion with the winning answer is taken, and of answers with equal votes the one that comes first.
+    Completions without an answer have ranks but no votes. Ties go to the earlier one: the first of equally sure
+    completions has the better rank, and among answers with equal votes the first wins. The first completion with the
+    winning answer is taken.
 
     Attributes:
       power: 0 is a majority vote.

@@ -1,7 +1,7 @@
-"""Entropy-adaptive decoding (arXiv:2502.06833): two models take turns at one text, the large one where the text is uncertain.
+"""Entropy-adaptive decoding (arXiv:2502.06833): two models take turns at one text; the large one writes where it is uncertain.
 
-In the shape descriptions `B` denotes rows, `L` the text buffer, `R` recent tokens, `C` tokens of a catching-up block, `V` the
-vocabulary.
+In the shape descriptions `B` denotes rows, `L` the text buffer, `R` recent tokens, `C` tokens of a catching-up block,
+`V` the vocabulary.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class Memory:
 
     Attributes:
       cache: opaque.
-      known: `[B]` int32, how many tokens of the text have entries; at least the last one has none.
-      passes: `[B]` int32, its passes over this row since the prompt was inserted, blocks that catch up among them.
+      known: `[B]` int32, how many tokens of the text have entries; at least the last token has none.
+      passes: `[B]` int32, its passes over this row since the prompt was inserted, including blocks to catch up.
     """
 
     cache: PyTree
@@ -46,7 +46,7 @@ class Memory:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveState(Rows):
-    """Rows that one of two models goes on with. `stats.steps` counts tokens; see `Memory.passes` for each model's passes.
+    """Rows that one of two models continues. `stats.steps` counts tokens; `Memory.passes` counts each model's passes.
 
     Attributes:
       large: what the large model has read.
@@ -70,24 +70,26 @@ class AdaptiveState(Rows):
 
 @dataclasses.dataclass(frozen=True)
 class EntropyAdaptive(PairSettings):
-    """The large model writes where the mean entropy of the distributions before is at the threshold or above, else the
-    small one.
+    """The large model writes while the mean entropy of recent distributions is at least the threshold, otherwise the
+    small model.
 
-    Both models draw with the row's own noise, so a threshold of 0 gives the large model's text and an infinite one the small
-    model's, token for token. Between them the text is neither's. The model that did not write catches up when its turn comes:
-    by blocks of `block` tokens, the last of which is its step. In a batch a model runs where any row needs it, so what rows
-    save (`Memory.passes`) is a batch's time only where they agree.
+    Both models draw with the row's own noise. So a threshold of 0 gives the large model's text, and an infinite one the
+    small model's, token for token. In between, the text is neither's.
+
+    The model that did not write catches up when its turn comes: in blocks of `block` tokens, the last of which is its
+    step. In a batch a model runs if any row needs it. So what rows save (`Memory.passes`) saves a batch time only where
+    they agree.
 
     Attributes:
-      small: the small model, of the same vocabulary: what `specjax.load` returned or takes.
-      threshold: nats, of which a bit, as the paper has entropies, is 0.693. Before the first token the mean is taken to be 0.
-      window: R, over so many tokens the mean is taken, or over those that there are.
-      least: a model writes at least so many tokens before the other takes over.
+      small: the small model, of the same vocabulary: a result of `specjax.load`, or its argument.
+      threshold: in nats; the paper has bits, of 0.693 nats each. Before the first token the mean counts as 0.
+      window: R, the number of tokens in the mean; fewer while there are fewer.
+      least: how many tokens a model writes before the other may take over, at least.
       block: C.
       processors: the user's own warpers (`specjax.sampling.Processor`).
 
     Raises:
-      ValueError: on a threshold below 0, or counts below 1.
+      ValueError: for a threshold below 0, or counts below 1.
     """
 
     about = About(
@@ -128,12 +130,12 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
     Attributes:
       target: the large model.
       small: the small one.
-      how: what it is set to.
+      how: its settings.
       mesh: the device mesh that params and state are laid out on, or None.
-      greedy: whether no row uses a warper, so that nothing is compiled for them.
+      greedy: whether no row uses a warper, so that no warper is compiled.
 
     Raises:
-      ValueError: on models of two vocabularies.
+      ValueError: for models with different vocabularies.
     """
 
     target: LM
@@ -152,7 +154,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
 
     @property
     def slack(self) -> int:
-        """See `Decoder.slack`: a block is written whole."""
+        """See `Decoder.slack`: a block is written as a whole."""
         return self.how.block
 
     def fitted(self, needs: Needs) -> Self:
@@ -172,7 +174,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         return {"target": own(self.target, "target"), "small": own(self.small, "small")}
 
     def _plain(self, lm) -> Speculative:
-        """What reads prompts."""
+        """The decoder that reads prompts."""
         return speculative(lm, mesh=self.mesh)
 
     def _constrain(self, state):
@@ -207,10 +209,10 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         """See `Decoder.prefill`; both models read the prompt.
 
         Raises:
-          ValueError: on a sampler that carries a sum (mirostat).
+          ValueError: for a sampler that carries a sum (mirostat).
         """
         if carries(prompts.sampling) and not self.greedy:
-            raise ValueError("entropy-adaptive decoding keeps no sum over a text: leave mirostat out")
+            raise ValueError("entropy-adaptive decoding does not keep the sum that mirostat reads: leave mirostat out")
         count, lengths = prompts.tokens.shape[0], jnp.asarray(prompts.lengths)
         capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
         memories: dict[str, Any] = {}
@@ -231,7 +233,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
 
     @on_mesh
     def step(self, params: PyTree, state: AdaptiveState) -> tuple[AdaptiveState, None]:
-        """One token per row, of the model whose turn it is."""
+        """One token per row, from the model whose turn it is."""
         live = ~state.done
         logits = jnp.zeros((live.shape[0], self.target.vocab_size), jnp.float32)
         with jax.named_scope("large"):
@@ -273,7 +275,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         return self._constrain(new), None
 
     def _turns(self, state, logits, moves, length):
-        """Whose turn it is after a token from these logits `[B, V]`."""
+        """Which model's turn it is after a token from these logits `[B, V]`."""
         dist = jax.nn.log_softmax(logits, axis=-1)
         entropy = -jnp.sum(jnp.where(dist > -jnp.inf, jnp.exp(dist) * dist, 0.0), axis=1)
         recent = jnp.concatenate([state.recent[:, 1:], entropy[:, None]], axis=1)
@@ -288,13 +290,13 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         }
 
     def _pass(self, lm, params, state, memory, turn, logits):
-        """Logits `[B, V]` with this model's in the rows whose `turn` it is, and what it has read after that."""
+        """Logits `[B, V]` with this model's in the rows whose `turn` it is, and what the model has read afterwards."""
 
         def read(memory, width, rows, wants):
             at = memory.known[:, None] + jnp.arange(width)[None]
             tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
             output = lm(params, Block(tokens, at, memory.known), memory.cache, wants=wants)
-            # what lies after the text, and the write to rows whose turn it is not, is garbage that `known` hides
+            # entries after the text, and those of rows whose turn it is not, are garbage that `known` hides
             cache = lm.commit(memory.cache, output.delta, None, memory.known)
             known = jnp.where(rows, jnp.minimum(memory.known + width, state.length), memory.known)
             return Memory(cache, known, memory.passes + rows), output.logits

@@ -1,6 +1,7 @@
-"""Exact extraction (Castel et al. 2021, arXiv:2108.05857): the span of a passage that is the likeliest answer, of all.
+"""Exact extraction (Castel et al. 2021, arXiv:2108.05857): the likeliest answer among all spans of a passage.
 
-In the shape descriptions `R` denotes rows, spans that begin at one place each, `T` the longest span, `V` the vocabulary.
+In the shape descriptions `R` denotes rows, each for the spans that begin at one place, `T` the longest span, `V` the
+vocabulary.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from specjax.settings import settled
 from specjax.speculative import prefill_width, speculative
 
 ROWS = 16
-"""Spans are read from so many places at a time: the logits of these are all that there ever are."""
+"""How many starting places are read at a time; only their logits exist at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Span:
 
     Attributes:
       start: its first token.
-      stop: after its last one.
+      stop: the token after its last one.
       log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own
         distribution.
     """
@@ -51,20 +52,20 @@ def exact_extract(
 ) -> list[Span]:
     """The likeliest spans of a passage as the answer to a prompt, the best first.
 
-    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is prefilled
+    This is not a search: all spans are scored. Spans that begin at one place share a row, and the prompt is prefilled
     once.
 
     Args:
       lm: the model, on one device.
       params: its parameters.
-      prompt: token ids, most often with the passage and a question; at least one.
-      passage: token ids as an answer would have them (after a space, most often).
+      prompt: token ids, usually with the passage and a question; at least one.
+      passage: token ids as they would appear in an answer (usually after a space).
       eos: ids that end an answer.
       longest: tokens of a span, at most.
       count: how many spans.
 
     Raises:
-      ValueError: on an empty prompt or passage, no EOS, ids outside the vocabulary, or less than one token or span.
+      ValueError: for an empty prompt or passage, no EOS, ids outside the vocabulary, or fewer than one token or span.
     """
     if not len(prompt) or not len(passage) or not len(eos) or longest < 1 or count < 1:
         raise ValueError("exact_extract needs a prompt, a passage, an EOS, and longest and count of at least 1")
@@ -89,7 +90,7 @@ def exact_extract(
 
 
 def _prefilled(lm, params, prompt, room):
-    """The cache of one row after all but the prompt's last token; of prompts of about one length the same programs."""
+    """The cache of one row after all but the prompt's last token; prompts of similar length use the same programs."""
     plain, length = speculative(lm), len(prompt)
     width = prefill_width(length)
     size = 1 + max(1, -(-(length - 1) // width)) * width
@@ -104,7 +105,7 @@ def _prefilled(lm, params, prompt, room):
 
 
 def _score(lm, params, cache, last, length, tokens, eos):
-    """Log-probabilities `[R, T]` of the spans that begin every row and end after column t; -inf where it is padding."""
+    """Log-probabilities `[R, T]` of the spans that begin with each row and end after column t; -inf at padding."""
     rows, longest = tokens.shape
     cache = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])), cache)
     block = jnp.concatenate([jnp.broadcast_to(last, (rows, 1)), tokens], axis=1)

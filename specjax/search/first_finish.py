@@ -1,4 +1,4 @@
-"""First-finish search (Agarwal et al. 2025): of several completions the one that ends first; the others are stopped then."""
+"""First-finish search (Agarwal et al. 2025): takes the completion that ends first; the others are stopped then."""
 
 import dataclasses
 import math
@@ -9,10 +9,9 @@ from specjax.search.selection import Selection
 
 @dataclasses.dataclass(frozen=True)
 class FirstFinish(Selection):
-    """The shortest completion that ends by itself, of equal ones the first; what it says does not matter.
+    """The shortest completion that ends by itself, on a tie the first; its content does not matter.
 
-    So it is the one that ends first where all are written side by side, a token per step, and it is the same one where
-    they
+    If all are written side by side, one token per step, it is the one that ends first. The result is the same if they
     are not: in rows of a smaller batch, or with a drafter.
     """
 

@@ -1,4 +1,4 @@
-"""Several texts a row: leaves `[B, K, ...]`, and caches whose texts go on from other ones.
+"""Several texts per row: leaves `[B, K, ...]`, and caches whose texts continue others.
 
 In the shape descriptions `B` denotes rows (prompts), `K` texts of a row.
 """
@@ -18,7 +18,7 @@ BLOCK = 32
 
 
 def spread(x: Array, count: int) -> Array:
-    """Each row of `[B, ...]` so many times, `[B, count, ...]`."""
+    """Each row of `[B, ...]` repeated, `[B, count, ...]`."""
     return jnp.broadcast_to(x[:, None], (x.shape[0], count, *x.shape[1:]))
 
 
@@ -44,14 +44,15 @@ def forked_axes(target: LM, cache: PyTree) -> PyTree:
 
 
 def fork(cache: PyTree, axes: PyTree, source: Array, first: Array, last: Array) -> PyTree:
-    """Every text of a row takes over the cache of another one.
+    """Gives every text of a row the cache of another text.
 
-    Only what may differ is moved, in place and some slots at a time, where the axes name the slots; else all of it.
+    If the axes name the slots, only slots that may differ are moved, in place and some at a time; otherwise all of
+    them.
 
     Args:
       cache: leaves `[B, K, ...]`.
-      axes: of them, see `forked_axes`.
-      source: `[B, K]` int32, of which text each goes on.
+      axes: its axis names, see `forked_axes`.
+      source: `[B, K]` int32, the text that each one continues.
       first: below this slot all texts of a row are alike.
       last: slots from this one on hold nothing yet.
     """
@@ -66,7 +67,7 @@ def fork(cache: PyTree, axes: PyTree, source: Array, first: Array, last: Array) 
     size = min(BLOCK, capacity)
 
     def move(i, parts):
-        start = jnp.minimum(i * size, capacity - size)  # the last block may begin inside the one before
+        start = jnp.minimum(i * size, capacity - size)  # the last block may start within the one before
         new = start + jnp.arange(size) >= i * size
         return [
             _moved(part, names[at].index("slots"), source, start, new) for at, part in zip(split, parts, strict=True)
@@ -79,7 +80,7 @@ def fork(cache: PyTree, axes: PyTree, source: Array, first: Array, last: Array) 
 
 
 def _moved(leaf, axis, source, start, new):
-    """A leaf whose slots `start` and on, those of them that are `new`, are those of `source`."""
+    """A leaf in which, of the slots from `start` on, those that are `new` come from `source`."""
     old = jax.lax.dynamic_slice_in_dim(leaf, start, new.shape[0], axis)
     new = new.reshape((1,) * axis + new.shape + (1,) * (leaf.ndim - axis - 1))
     return jax.lax.dynamic_update_slice_in_dim(leaf, jnp.where(new, chosen(old, source), old), start, axis)

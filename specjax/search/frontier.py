@@ -1,4 +1,4 @@
-"""A*: open partial solutions by what they cost and what is still to come, on the host; what they are is for the caller."""
+"""A*: open partial solutions, ordered by their cost so far and ahead. Runs on the host; their content is up to the caller."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
@@ -10,11 +10,11 @@ class Node:
     """A partial solution.
 
     Attributes:
-      state: what tells it from others; hashable.
-      cost: g, of the way to it.
-      ahead: h, what a way on to a goal is thought to cost.
-      goal: whether it is a whole one.
-      own: the caller's.
+      state: identifies it; hashable.
+      cost: g, the cost of the way to it.
+      ahead: h, the estimated cost from it to a goal.
+      goal: whether it is complete.
+      own: the caller's data.
     """
 
     state: Any
@@ -34,9 +34,9 @@ class Outcome:
     """The outcome of one search.
 
     Attributes:
-      node: the first popped goal; without one the open node to be popped next, a goal before any other; None of no open node.
-      expanded: how many nodes were.
-      found: whether it is the first popped goal.
+      node: the first popped goal. Without one, the open node to be popped next, goals first; None if no node is open.
+      expanded: how many nodes were expanded.
+      found: whether `node` is the first popped goal.
     """
 
     node: Node | None
@@ -48,8 +48,8 @@ class Frontier:
     """The open nodes of one search.
 
     Args:
-      width: so many are kept; of more the worst are dropped. None: all.
-      dropped: called with every node that goes without being expanded.
+      width: how many are kept; if there are more, the worst are dropped. None keeps all.
+      dropped: called with every node that is removed without being expanded.
     """
 
     def __init__(self, width: int | None = None, dropped: Callable[[Node], Any] = lambda node: None):
@@ -70,18 +70,18 @@ class Frontier:
         if self.width is not None and len(self.open) > self.width:
             worst = max(self.open.values(), key=lambda pair: (pair[1].total, pair[0]))[1]
             del self.open[worst.state]
-            del self.best[worst.state]  # it was never expanded: what comes to it again may open it
+            del self.best[worst.state]  # it was never expanded, so a new way to it may open it again
             self.dropped(worst)
         return None
 
     def peek(self, goals: bool = False) -> Node | None:
-        """The open node with the lowest f, of equal ones the oldest; `goals`: a goal where there is one."""
+        """The open node with the lowest f, on a tie the oldest; with `goals`, a goal if there is one."""
         able = [pair for pair in self.open.values() if pair[1].goal] if goals else []
         found = min(able or self.open.values(), key=lambda pair: (pair[1].total, pair[0]), default=None)
         return None if found is None else found[1]
 
     def pop(self) -> Node | None:
-        """Takes it out."""
+        """Removes and returns it."""
         node = self.peek()
         if node is not None:
             del self.open[node.state]
@@ -96,9 +96,9 @@ def best_first(
     """Several searches side by side, each until it pops a goal.
 
     Args:
-      frontiers: with the node that each begins with.
-      expand: from one node of every search that is not over, with its number, to the nodes that follow each.
-      budget: nodes that a search expands, at most.
+      frontiers: each with the node that its search begins with.
+      expand: from one node of every unfinished search, with the search's number, to the successors of each.
+      budget: the most nodes that a search expands.
     """
     outcomes: list[Outcome | None] = [None] * len(frontiers)
     expanded = [0] * len(frontiers)

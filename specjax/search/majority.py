@@ -1,4 +1,4 @@
-"""Self-consistency (Wang et al. 2022): the answer that most completions come to."""
+"""Self-consistency (Wang et al. 2022): the answer that the most completions give."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from specjax.search.selection import Selection, by_answer
 
 @dataclasses.dataclass(frozen=True)
 class Majority(Selection):
-    """A completion is worth as many votes as have its answer; of equal answers the first is taken."""
+    """A completion is worth the number of completions with its answer; on a tie the first is taken."""
 
     about = About("majority", "the answer of most completions", "arXiv:2203.11171", "own text")
 

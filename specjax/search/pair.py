@@ -1,4 +1,4 @@
-"""Rows that a large and a small model write at together, step by step."""
+"""Rows in which a large and a small model write together, step by step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class Pair:
       large: the large model's rows.
       little: the small one's.
       asked: the prompts.
-      steps: what each text is made of so far.
+      steps: the steps of each text so far.
     """
 
     def __init__(self, large: Writer, little: Writer, asked: Asked):
@@ -47,7 +47,7 @@ class Pair:
         return Step(tuple(tokens), new_text(self.large.model.tokenizer, before, tokens), by, score)
 
     def written(self, row: int, writer: Writer, reason: str, score: float | None = None) -> Written:
-        """What stands in a row of one of the two."""
+        """The contents of a row of one of the two models."""
         tokens = writer.new(row)
         passes = int(self.large.passes[row]), int(self.little.passes[row])
         return Written(

@@ -1,5 +1,4 @@
-"""The base of selections. A selection takes one of several completions of a prompt, all of which are drawn by then, on
-the host."""
+"""The base of selections. A selection takes one of several completions of a prompt, on the host, after all were drawn."""
 
 import abc
 import dataclasses
@@ -16,8 +15,8 @@ class Candidate:
     """A completion.
 
     Attributes:
-      answer: what it says, as far as that can be compared; None where it says nothing: then it has no vote.
-      certainty: its self-certainty, in nats (`specjax.state.LogProbs`); None where it was not kept.
+      answer: its answer, in a form that can be compared. None if it has none: then it has no vote.
+      certainty: its self-certainty, in nats (`specjax.state.LogProbs`); None if it was not kept.
       length: its tokens.
       ended: whether it ended by itself, with EOS or a stop string.
     """
@@ -30,17 +29,18 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Selection(abc.ABC):
-    """Says what each of several completions is worth; the best one is taken. Implementations are frozen dataclasses.
+    """Values several completions; the best one is taken. Implementations are frozen dataclasses.
 
     Attributes:
-      answer: a regular expression, whose last match (its first group, where it has one) is what a completion says; empty: all
-        of its text.
+      answer: a regular expression whose last match (its first group, if it has one) is a completion's answer; empty for
+        all of the text.
       reads_certainty: whether completions need their self-certainty.
-      stops_others: whether the shortest one that ends is taken, so that the others are written no further than that.
+      stops_others: whether the shortest completion that ends is taken, so that the others are written no further than
+        that.
     """
 
     about: ClassVar[Named] = None
-    """Its names in the registry, and what its text is worth beside plain decoding's."""
+    """Its names in the registry, and what its text guarantees compared with plain decoding's."""
     reads_certainty: ClassVar[bool] = False
     stops_others: ClassVar[bool] = False
 
@@ -55,17 +55,17 @@ class Selection(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """The score of each; -inf for one that must not be taken."""
+        """The score of each; -inf for a completion that must not be taken."""
 
     def choose(self, candidates: Sequence[Candidate]) -> tuple[int, float | None]:
-        """The best of at least one, the first of equals, and what it is worth; without any answer the first, worth nothing."""
+        """The index and value of the best one, on a tie the first. If none has an answer, the first one without a value."""
         scores = self.scores(candidates)
         best = max(range(len(scores)), key=lambda index: (scores[index], -index))
         return (0, None) if scores[best] == -math.inf else (best, scores[best])
 
 
 def by_answer(candidates: Sequence[Candidate], votes: Sequence[float]) -> list[float]:
-    """The sum of the votes for the answer of each; -inf where it has none."""
+    """The sum of the votes for each completion's answer; -inf without an answer."""
     sums: dict[str, float] = {}
     for candidate, vote in zip(candidates, votes, strict=True):
         if candidate.answer is not None:
@@ -77,7 +77,7 @@ def certainties(candidates: Sequence[Candidate]) -> list[float]:
     """The self-certainty of each.
 
     Raises:
-      ValueError: where one has none.
+      ValueError: if one has none.
     """
     found = [candidate.certainty for candidate in candidates if candidate.certainty is not None]
     if len(found) < len(candidates):
@@ -86,11 +86,11 @@ def certainties(candidates: Sequence[Candidate]) -> list[float]:
 
 
 def answer_of(text: str, pattern: str | None = None) -> str | None:
-    """The answer of a text: all of it with single spaces, or the last place where a regular expression fits.
+    """The answer in a text: all of it with single spaces, or the last match of a regular expression.
 
     Args:
       text: the completion.
-      pattern: a regular expression; its first group, where it has one, is the answer.
+      pattern: a regular expression; its first group, if it has one, is the answer.
 
     >>> answer_of("So 3 + 4 = 7. The answer is 7.", r"answer is ([0-9]+)"), answer_of(" a  b ")
     ('7', 'a b')

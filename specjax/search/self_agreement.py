@@ -1,4 +1,4 @@
-"""Self-agreement (arXiv:2311.08154): several completions, and then the model is asked which answer most of them give."""
+"""Self-agreement (arXiv:2311.08154): draws several completions, then asks the model which answer most of them give."""
 
 import dataclasses
 import os.path
@@ -15,24 +15,25 @@ from specjax.search.stepwise import Asked, Step, Stepwise, Written
 from specjax.search.writer import Writer
 
 SPARE = 32
-"""Tokens that completions may have more when they are read than when they were written, each and all together."""
+"""How many tokens longer completions may be when read than when written, each and all together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SelfAgreement(Stepwise):
-    """Draws completions of a prompt, puts them after it, and asks for the answer of most of them, greedily.
+    """Draws completions of a prompt, puts them after it, and asks for the answer that most of them give, greedily.
 
-    The completions are those that `specjax.generate` draws at this seed (`num_return_sequences`). The prompt is read once for
-    all of them and for what the two prompts have in common. All must fit into the model's positions beside the prompt.
+    The completions are those that `specjax.generate` draws at this seed (`num_return_sequences`). The prompt is read
+    once, for all of them and for the common beginning of the two prompts. All completions must fit into the model's
+    positions beside the prompt.
 
     Attributes:
       samples: completions.
-      before: between the prompt and the completions.
-      each: a completion; `{number}` is from 1 on.
-      after: after them, what is asked for.
+      before: the text between the prompt and the completions.
+      each: the text of a completion; `{number}` counts from 1.
+      after: the question after them.
 
     Raises:
-      ValueError: on fewer than one, or without a place for a completion.
+      ValueError: for fewer than one completion, or if there is no place for a completion.
     """
 
     about = About(
@@ -48,14 +49,14 @@ class SelfAgreement(Stepwise):
         if not isinstance(self.samples, int) or self.samples < 1:
             raise ValueError(f"samples must be a whole number from 1 on, got {self.samples!r}")
         if "{answer}" not in self.each:
-            raise ValueError(f"each has no {{answer}}, where a completion stands: {self.each!r}")
+            raise ValueError(f"each must hold {{answer}}, the place of a completion, got {self.each!r}")
 
     @property
     def draws(self) -> int:
         return self.samples
 
     def question(self, prompt: Any, answers: Sequence[str]) -> Any:
-        """The second prompt: a text, or chat messages whose last one goes on."""
+        """The second prompt: a text, or chat messages of which the last one continues."""
         listed = "".join(self.each.format(number=i, answer=text.strip()) for i, text in enumerate(answers, 1))
         more = f"{self.before}{listed}{self.after}"
         if isinstance(prompt, str):
@@ -73,19 +74,22 @@ class SelfAgreement(Stepwise):
         keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
-        """What the model says most of its completions agree on, for every prompt in order; `steps` are the completions.
+        """For every prompt in order, the answer that most of its completions agree on, in the model's words.
+
+        `steps` are the completions.
 
         Args:
-          model: of `specjax.models.load`.
+          model: from `specjax.models.load`.
           prompts: a list of texts or chats.
-          max_new_tokens: of a completion, and of what is said of them, at most.
-          seed: with a prompt it decides the noise.
+          max_new_tokens: the most tokens of a completion, and of the final answer.
+          seed: determines the noise, together with a prompt.
           batch_size: prompts side by side, with `samples` rows each.
           keys: see `Asked.of`.
-          **sampling: as of `specjax.generate`, of the completions; several need a temperature.
+          **sampling: as in `specjax.generate`, for the completions; several need a temperature.
 
         Raises:
-          ValueError: see `Asked.of`; on several greedy completions, prompts of ids, or where the completions might not fit.
+          ValueError: see `Asked.of`; also for several greedy completions, prompts of ids, or completions that might not
+            fit.
         """
         if self.samples > 1 and not sampling.get("temperature"):
             raise ValueError("completions of a greedy prompt are all the same: set a temperature, or samples to 1")
@@ -94,7 +98,7 @@ class SelfAgreement(Stepwise):
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
             if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-                raise ValueError("a question follows the last message, which is the assistant's: end with the user's")
+                raise ValueError("the last message is the assistant's, and a question follows it: end with the user's")
         parts = asked.parts(batch_size)
         if not parts:
             return []
@@ -129,7 +133,7 @@ class SelfAgreement(Stepwise):
         return self._judged(judge, asked, chains)
 
     def _judged(self, judge, asked, chains):
-        """What is said of the completions `chains` of every prompt."""
+        """The final answers, from the completions `chains` of every prompt."""
         model, count = judge.model, len(asked.ids)
         texts = [
             [new_text(model.tokenizer, ids, own) or "" for own in lane]

@@ -1,4 +1,4 @@
-"""SpecReason (arXiv:2504.07891): a small model proposes a step, and the base model takes it or writes the step itself."""
+"""SpecReason (arXiv:2504.07891): a small model proposes a step, and the base model accepts it or writes the step itself."""
 
 import dataclasses
 import math
@@ -16,8 +16,11 @@ from specjax.search.writer import Writer
 
 DIGITS = ("digit", "mean_digit")
 SCORES = (*DIGITS, "likelihood")
-"""What the base model may say of a step: the digit that it writes, the mean of the digits that it might write by their
-probabilities among all digits, or the geometric mean of the probabilities that it gives the step's tokens."""
+"""How the base model may score a step.
+
+Either the digit that it writes; or the mean of the digits that it might write, weighted by their probabilities among
+all digits; or the geometric mean of the probabilities of the step's tokens.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Proposed:
 
     Attributes:
       prompt: as given.
-      text: what follows it, this step included; None without a tokenizer.
+      text: the text after it, this step included; None without a tokenizer.
       step: the step.
       logprobs: of its tokens, under the base model's own softmax.
     """
@@ -38,37 +41,40 @@ class Proposed:
 
 
 Score = Callable[[Sequence[Proposed]], Sequence[float]]
-"""From steps, those of several prompts at a time, to what each is worth."""
+"""From steps, which may belong to several prompts, to a score for each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecReason(StepwisePair):
-    """Step by step: the small model writes, the base model reads that in one pass, and takes it or writes the step itself.
+    """Step by step, the small model writes, and the base model reads that in one pass and accepts it or writes the step
+    itself.
 
-    Both keep their caches: what is not taken is taken back, and the small model reads the base model's step in one pass. A step
-    is scored by the digit that the base model writes after `question`; what is no digit counts as 0. Above the highest score a
-    threshold leaves the base model's own text, and at 0 the small model's, as far as no step is as long as `step_tokens`. The
-    defaults are the authors', but the words are this library's. Their program asks for the ten likeliest tokens, and there the
-    mean is over the digits among them.
+    Both keep their caches: a rejected step is taken back, and the small model reads the base model's step in one pass.
+    A step's score is the digit that the base model writes after `question`; anything but a digit counts as 0. If no
+    step is as long as `step_tokens`, a threshold above the highest score gives the base model's own text, and 0 the
+    small model's.
 
-    A text ends where the model ends it, and, as published, with a step that holds one of `answers`, or from the third step on
-    with one that says what the step before it said.
+    The defaults are the authors', but the wording is this library's. Their program asks for the ten likeliest tokens,
+    and takes the mean over the digits among them.
+
+    A text ends where the model ends it. As published, it also ends with a step that contains one of `answers`, or from
+    the third step on with one that repeats the step before it.
 
     Attributes:
-      small: the one that proposes, see `PairSettings`.
-      threshold: a step is taken from this score on.
+      small: the proposing model, see `PairSettings`.
+      threshold: a step is accepted from this score on.
       score: one of `SCORES`, or a function. The likelihood is between 0 and 1, digits between 0 and 9.
-      question: what the base model is asked after a step. Where the prompt is a chat it is a user's turn; else it goes
-        on in the text, and the digit follows it.
-      reply: of a chat, what the base model's answer to that begins with; the digit follows it.
-      first: so many steps are the base model's unasked.
-      separator: what the last token of a step holds, or the ids of such tokens. A text is put after a step that was
-        cut.
-      step_tokens: of a step, at most.
-      answers: texts of which a last step holds one.
+      question: what the base model is asked after a step. In a chat it is a user's turn; otherwise it continues the
+        text, and the digit follows it.
+      reply: in a chat, the beginning of the base model's answer; the digit follows it.
+      first: how many steps the base model writes first, unasked.
+      separator: a text that the last token of a step contains, or the ids of such tokens. A text is also added after a
+        step that was cut.
+      step_tokens: tokens of a step, at most.
+      answers: texts; a step that contains one is the last.
 
     Raises:
-      ValueError: on a score that there is not, a threshold that is no number, or counts that are too small.
+      ValueError: for an unknown score, a threshold that is not a number, or counts that are too small.
     """
 
     about = About(
@@ -109,19 +115,19 @@ class SpecReason(StepwisePair):
         keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
-        """A text for every prompt, in order; its `steps` say whose they are and what they scored, `score` is the mean.
+        """A text for every prompt, in order; its `steps` say which model wrote each and its score, and `score` is the mean.
 
         Args:
-          model: the base model, of `specjax.models.load`.
+          model: the base model, from `specjax.models.load`.
           prompts: a list of texts, lists of token ids or chats.
-          max_new_tokens: at most so many for each.
-          seed: with a prompt it decides the noise, which both models share.
+          max_new_tokens: the most new tokens for each.
+          seed: determines the noise, together with a prompt; both models share it.
           batch_size: prompts that are written side by side.
           keys: see `Asked.of`.
-          **sampling: as of `specjax.generate`, of both models; without a temperature 0.6 and a `top_p` of 0.95.
+          **sampling: as in `specjax.generate`, for both models; without a temperature, 0.6 and a `top_p` of 0.95.
 
         Raises:
-          ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer, or where no token is one.
+          ValueError: see `Asked.of` and `step_ends`; also for digits without a tokenizer, or if no token is a digit.
         """
         sampling = self.published(sampling)
         small = self.partner_of(model)
@@ -142,17 +148,17 @@ class SpecReason(StepwisePair):
         return found
 
     def _question(self, model, prompt):
-        """What is read after a step of this prompt's text before a digit is written."""
+        """The text that is read after a step of this prompt, before a digit is written."""
         if not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
             return tuple(next_turn(model.tokenizer, self.question.strip(), self.reply, model.name))
         return words_of(model, self.question)
 
 
 def _digits(model):
-    """The ids of tokens that are a digit, and which.
+    """The ids of tokens that are a digit, and their digits.
 
     Raises:
-      ValueError: where none is, or without a tokenizer.
+      ValueError: if there are none, or there is no tokenizer.
     """
     words_of(model, "")
     texts = ((token, model.tokenizer.decode([token]).strip()) for token in range(model.lm.vocab_size))
@@ -165,7 +171,7 @@ def _digits(model):
 
 
 def mean_digit(logprobs: np.ndarray, digits: Sequence[int]) -> float:
-    """The mean of digits by the probabilities that they have among themselves.
+    """The mean of digits, weighted by their probabilities among themselves.
 
     Args:
       logprobs: `[M]`, of tokens that are digits, natural logarithms.
@@ -187,7 +193,7 @@ class _Rows(Pair):
         self.done = np.zeros(large.rows, bool)
 
     def run(self) -> list[Written]:
-        """All of them to their end."""
+        """Runs all of them to their end."""
         large, count = self.large, len(self.asked.ids)
         while True:
             live = np.asarray([row < count and not large.over(row) for row in range(large.rows)]) & ~self.done
@@ -216,7 +222,7 @@ class _Rows(Pair):
         little.read([[] if large.over(row) or self.done[row] else text for row, text in enumerate(own)])
 
     def _closed(self, writer, steps):
-        """Steps, those that were cut with a separator after them."""
+        """Steps, with a separator after those that were cut."""
         most = self.method.step_tokens
         cut = [
             len(step) == most and step[-1] not in writer.stops and not writer.over(i) for i, step in enumerate(steps)
@@ -226,19 +232,19 @@ class _Rows(Pair):
         return [[*step, *own] for step, own in zip(steps, more, strict=True)]
 
     def _finished(self, steps):
-        """Whether the last of these steps is the text's last one."""
+        """Whether the last of these steps ends the text."""
         said = [self._said(step) for step in steps[-2:]]
         return (
             len(steps) > 2 and said[0] == said[1] or any(word in (steps[-1].text or "") for word in self.method.answers)
         )
 
     def _said(self, step):
-        """A step without what ends it."""
+        """A step without its end."""
         separator = self.method.separator
         return (step.text or "").partition(separator)[0] if isinstance(separator, str) else step.tokens
 
     def _scores(self, proposed):
-        """What the base model, which reads them, makes of steps; None of none."""
+        """The base model's scores of the steps that it reads; None where there is no step."""
         method, rows = self.method, [row for row, step in enumerate(proposed) if step]
         if not rows:
             return [None] * len(proposed)
@@ -259,15 +265,15 @@ class _Rows(Pair):
         return scores
 
     def _asking(self, row, step):
-        """What is read after a step; a turn that the step has ended itself is not ended again."""
+        """The text that is read after a step; if the step has already ended its turn, the turn is not ended again."""
         own, last = self.questions[row], step[-1]
         return own[1:] if last in self.large.model.eos_ids and own[:1] == (last,) else own
 
     def _asked_of(self, score, rows, proposed, said):
-        """What a user's function says.
+        """The scores from a user's function.
 
         Raises:
-          ValueError: where that is not a number for each.
+          ValueError: if that is not one number for each.
         """
         asked = []
         for row, logprobs in zip(rows, said, strict=True):

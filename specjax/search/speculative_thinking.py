@@ -1,4 +1,6 @@
-"""Speculative thinking (arXiv:2504.12329): a small model writes, and where a new step begins with a cue the large one does."""
+"""Speculative thinking (arXiv:2504.12329): a small model writes; if a new step begins with a cue, the large model
+writes it.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,34 +18,39 @@ from specjax.search.writer import Writer
 
 @dataclasses.dataclass(frozen=True)
 class SpeculativeThinking(StepwisePair):
-    """The small model writes to a trigger and a little beyond. That is taken back; where it held a cue the large model writes.
+    """The small model writes up to a trigger and a little beyond; if that part held a cue, the large model writes it anew.
 
-    What the large model wrote counts as a doubt where its `reflect` and `verify` cues are at least as many as its `affirm`
-    cues, each as often as it occurs; and a `verify` cue in it lets it go on for `long_turn` tokens. At the first trigger after
-    `patience` doubts the small model does not look ahead: the sentence `help` is put in, and the large model goes on after it
-    for `long_turn` tokens. With every `help` its next turn grows, and so does the patience. Upper and lower case are one, and
-    cues are found inside words. Both models keep their caches: each reads what the other wrote in one pass for up to 64 tokens.
-    Without cues the text is the small model's. The defaults are the authors' of a reasoning model of 1.5B and one of 32B, but
-    the words of `help` are this library's.
+    The part beyond the trigger is always taken back. The large model's turn is a doubt if its `reflect` and `verify`
+    cues are at least as many as its `affirm` cues, each counted as often as it occurs. A `verify` cue in it lets it go
+    on for `long_turn` tokens.
+
+    At the first trigger after `patience` doubts the small model does not look ahead. Instead the sentence `help` is
+    inserted, and the large model continues after it for `long_turn` tokens. With every `help` its next such turn grows,
+    and so does the patience.
+
+    Cues ignore case, and are found inside words. Both models keep their caches: each reads the other's text in one pass
+    for up to 64 tokens. Without cues the text is the small model's. The defaults are the authors', for reasoning models
+    of 1.5B and 32B, but the wording of `help` is this library's.
 
     Attributes:
       small: the one that writes, see `PairSettings`.
-      trigger: what a token holds that ends a step, or the ids of such tokens.
+      trigger: a text that a token at the end of a step contains, or the ids of such tokens.
       reflect: cues of doubt.
       affirm: cues of agreement.
       verify: cues of a check.
-      peek: tokens that the small model writes after a trigger, where cues are looked for.
+      peek: how many tokens the small model writes after a trigger to look for cues.
       turn: tokens of the large model's turn.
-      long_turn: of its turn after a `verify` cue, and of that after the first `help`.
-      long_turn_growth: by how much the turn after `help` grows with each, to `longest_long_turn` at most.
+      long_turn: tokens of its turn after a `verify` cue, and after the first `help`.
+      long_turn_growth: by how much the turn after `help` grows each time, to `longest_long_turn` at most.
       patience: doubts before the first `help`.
-      patience_growth: by how much that grows with each, to `longest_patience` at most.
-      help: a sentence that makes it look for mistakes.
+      patience_growth: by how much that grows each time, to `longest_patience` at most.
+      help: a sentence that makes the large model look for mistakes.
       begin: tokens that the large model writes first; the authors' 100 are for small models that do not reason.
-      always: whether the large model has its turn at every trigger, cue or not, as the authors have it with those.
+      always: whether the large model has its turn at every trigger, with or without a cue, as the authors have it for
+        such small models.
 
     Raises:
-      ValueError: on counts below 1, or a `begin` below 0.
+      ValueError: for counts below 1, or a `begin` below 0.
     """
 
     about = About(
@@ -84,20 +91,20 @@ class SpeculativeThinking(StepwisePair):
         keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
-        """A text for every prompt, in order; its `steps` say whose they are ("help" for the sentence put in).
+        """A text for every prompt, in order; its `steps` say which model wrote each ("help" for the inserted sentence).
 
         Args:
-          model: the large model, of `specjax.models.load`.
+          model: the large model, from `specjax.models.load`.
           prompts: a list of texts, lists of token ids or chats.
-          max_new_tokens: at most so many for each.
-          seed: with a prompt it decides the noise, which both models share.
+          max_new_tokens: the most new tokens for each.
+          seed: determines the noise, together with a prompt; both models share it.
           batch_size: prompts that are written side by side.
           keys: see `Asked.of`.
-          **sampling: as of `specjax.generate`, of both models; without a temperature 0.6, with a `top_k` of 50 and a `top_p` of
-            0.95.
+          **sampling: as in `specjax.generate`, for both models; without a temperature, 0.6 with a `top_k` of 50 and a
+            `top_p` of 0.95.
 
         Raises:
-          ValueError: see `Asked.of` and `step_ends`; without a tokenizer, which cues are found with.
+          ValueError: see `Asked.of` and `step_ends`; also without a tokenizer, because cues are found in text.
         """
         sampling = self.published(sampling)
         small = self.partner_of(model)
@@ -121,7 +128,7 @@ class _Rows(Pair):
         self.long_turn = np.full(large.rows, method.long_turn)
 
     def run(self) -> list[Written]:
-        """All of them to their end."""
+        """Runs all of them to their end."""
         little, count = self.little, len(self.asked.ids)
         if self.method.begin:
             self._take_over(np.arange(little.rows) < count, self.method.begin)
@@ -137,7 +144,7 @@ class _Rows(Pair):
         return "error" if self.large.failed[row] else self.little.reason(row)
 
     def _look(self, rows):
-        """At a trigger: after many doubts the large model is helped; else it has its turn where a cue lies ahead."""
+        """At a trigger: after many doubts the large model gets help; otherwise it has its turn if a cue lies ahead."""
         method, little = self.method, self.little
         lost = rows & (self.doubts >= self.patience)
         self._help(lost)
@@ -153,7 +160,7 @@ class _Rows(Pair):
         self._take_over(checks, method.long_turn)
 
     def _help(self, rows):
-        """The sentence that makes the large model look for mistakes, and what it writes then."""
+        """The sentence that makes the large model look for mistakes, and the text that it then writes."""
         method, little = self.method, self.little
         rows = rows & (little.length + len(self.help) < little.most)
         text = [list(self.help) if row else [] for row in rows]
@@ -166,7 +173,9 @@ class _Rows(Pair):
         self.long_turn, self.patience = np.where(rows, turn, self.long_turn), np.where(rows, patience, self.patience)
 
     def _take_over(self, rows, most):
-        """The large model reads what it missed and writes in some rows; the small one reads that. Returns what it wrote."""
+        """The large model reads what it missed and writes in some rows; the small model reads the result. Returns the
+        new text.
+        """
         large, little = self.large, self.little
         rows = rows & np.asarray([not little.over(row) for row in range(little.rows)])
         if not rows.any():
@@ -182,7 +191,7 @@ class _Rows(Pair):
         return wrote
 
     def _mood(self, tokens):
-        """1 where tokens affirm more than they doubt, -1 where they do not but hold a cue, 0 where they hold none."""
+        """1 if tokens affirm more than they doubt, -1 if they do not but contain a cue, 0 if they contain none."""
         affirms = self._count(tokens, self.method.affirm)
         doubts = self._count(tokens, (*self.method.reflect, *self.method.verify))
         return 1 if affirms > doubts else -1 if doubts else 0

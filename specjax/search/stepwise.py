@@ -1,4 +1,4 @@
-"""The base of methods that go step by step: prompts, steps, what comes back, and rows that stop at a step's end.
+"""The base of methods that go step by step: prompts, steps, results, and rows that stop at a step's end.
 
 In the shape descriptions `B` denotes rows, `W` tokens that are read together, `V` the vocabulary.
 """
@@ -29,25 +29,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class Stepwise(Decode):
-    """Goes on from what a step of a text turned out to be: with the same model in several ways, or with another one.
+    """A method that reads each finished step of a text and then continues it, in several ways or with another model.
 
-    Called with a model and prompts, it returns what it `Written`. Its steps are on the host: what `bind` returns in the place
-    of a decoder is the method itself, ready for its model.
+    Called with a model and prompts, it returns `Written` texts. It decides on the host: `bind` returns the method
+    itself, ready for its model, in place of a decoder.
     """
 
     num_texts: ClassVar[int] = 1
     fills_in: ClassVar[bool] = False
     slack: ClassVar[int] = 0
     usual: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """What its authors draw with, where no temperature is given."""
+    """The sampling options of the method's authors, used if no temperature is given."""
 
     @property
     def draws(self) -> int:
-        """The number of keys of a prompt, as so many completions of it would have them."""
+        """The number of keys per prompt, the same as for that many completions."""
         return 1
 
     def published(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The user's options on top of `usual`, which are left out where a temperature is given."""
+        """The user's options on top of `usual`, which is left out if a temperature is given."""
         return dict(sampling) if "temperature" in sampling else {**self.usual, **sampling}
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Stepwise", PyTree]:
@@ -67,39 +67,39 @@ class Stepwise(Decode):
         keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> "list[Written]":
-        """What is written after every prompt, in order.
+        """Writes a text after every prompt, in order.
 
         Args:
-          model: of `specjax.load`.
+          model: from `specjax.load`.
           prompts: a list of texts, lists of token ids or lists of chat messages.
-          max_new_tokens: at most so many for each.
-          seed: with a prompt it decides the noise.
+          max_new_tokens: the most new tokens for each.
+          seed: determines the noise, together with a prompt.
           batch_size: prompts side by side.
           keys: see `Asked.of`.
-          **sampling: as of `specjax.Sampling`.
+          **sampling: as in `specjax.Sampling`.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class PairSettings(Decode):
-    """A way to decode of two models.
+    """A way to decode with two models.
 
     Attributes:
-      small: the small model, of the same vocabulary: what `specjax.load` returned or takes.
+      small: the small model, of the same vocabulary: a result of `specjax.load`, or its argument.
     """
 
     small: Any = None
 
     def partner_of(self, model: Any, mesh: Any = None, logprobs: bool = False) -> Any:
-        """The small model, loaded as the large one was.
+        """The small model, loaded in the same way as the large one.
 
         Raises:
-          ValueError: where none is named; see `check_pair` and `check_alone`.
+          ValueError: if none is named; also see `check_pair` and `check_alone`.
         """
         from specjax import models
 
         if self.small is None:
-            raise ValueError(f"{_name(self)} is of two models: name the small one with small=MODEL")
+            raise ValueError(f"{_name(self)} needs two models: name the small one with small=MODEL")
         check_alone(self, model, mesh, logprobs)
         small = models.Model(*self.small) if isinstance(self.small, tuple) else self.small
         if not isinstance(small, models.Model):
@@ -109,7 +109,7 @@ class PairSettings(Decode):
 
 
 class StepwisePair(PairSettings, Stepwise):
-    """A stepwise method of two models."""
+    """A stepwise method with two models."""
 
     def bind(
         self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False
@@ -119,8 +119,7 @@ class StepwisePair(PairSettings, Stepwise):
 
 
 def check_alone(method: Decode, model: Any, mesh: Any, logprobs: bool) -> None:
-    """Raises ValueError on what a method that goes step by step does not go with: a mesh, log-probabilities, a diffusion
-    model."""
+    """Raises ValueError for what a step-by-step method does not support: a mesh, log-probabilities, a diffusion model."""
     check_pair([model])
     if mesh is not None and isinstance(method, Stepwise):
         raise ValueError(f"{_name(method)} goes step by step on one device: leave the mesh out, or decode otherwise")
@@ -141,8 +140,8 @@ class Step:
     Attributes:
       tokens: its ids.
       text: the same as text; None without a tokenizer.
-      by: whose it is: "large" or "small"; where there is one model, "large".
-      score: what it was worth to the method, or None.
+      by: its writer, "large" or "small"; with a single model, "large".
+      score: its value to the method, or None.
     """
 
     tokens: tuple[int, ...]
@@ -159,13 +158,13 @@ class Written:
       prompt: as given.
       text: the new text; None without a tokenizer.
       tokens: the new ids, EOS included.
-      finish_reason: eos; length; stop, where the method finds that it is done; budget, where it may go no further; error, where
+      finish_reason: eos; length; stop, if the method finds that it is done; budget, if it may go no further; error, if
         logits were not finite.
-      passes: of the large model over rows of this prompt, thrown away ones among them: a token each, and a block of tokens
-        that is read each. What read the prompt does not count.
-      small_passes: likewise of the small model, where there is one.
-      steps: what the text is made of.
-      score: what the method makes of the whole text, or None.
+      passes: the large model's passes over rows of this prompt, discarded ones included: one per token, and one per
+        block of tokens that is read. Passes that read the prompt do not count.
+      small_passes: the same for the small model, if there is one.
+      steps: the steps of the text.
+      score: the method's value of the whole text, or None.
     """
 
     prompt: Any
@@ -185,14 +184,14 @@ class Written:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Checked prompts, and how to go on from them.
+    """Checked prompts, and how to continue them.
 
     Attributes:
       prompts: as given.
       ids: their token ids.
-      keys: `[N, 2]` uint32, key data of their rows: those that `specjax.generate` has for them at this seed; of a method that
-        draws D times `[N, D, 2]`, those of D completions.
-      max_new_tokens: at most so many for each.
+      keys: `[N, 2]` uint32, key data of their rows, the same as in `specjax.generate` at this seed. For a method that
+        draws D times `[N, D, 2]`, the keys of D completions.
+      max_new_tokens: the most new tokens for each.
       sampling: options of all of them.
     """
 
@@ -213,20 +212,21 @@ class Asked:
         keys: np.ndarray | None = None,
         draws: int = 1,
     ) -> "Asked":
-        """Makes it of what a user gave.
+        """Checks a user's prompts and options.
 
         Args:
-          models: all that write, `specjax.models.Model`; the first one's tokenizer is everyone's.
+          models: all that write, `specjax.models.Model`; all use the first one's tokenizer.
           prompts: a list of texts, lists of token ids or lists of chat messages.
           max_new_tokens: at least 1.
-          seed: with a prompt it decides the noise.
-          sampling: options of `specjax.sampling_params.SamplingOptions`; of the others the first model's
-            `generation_config.json` says what they are.
-          keys: see `Asked`; those of a part of a longer list are that part of the list's keys. None: by the seed.
+          seed: determines the noise, together with a prompt.
+          sampling: options of `specjax.sampling_params.SamplingOptions`; the others come from the first model's
+            `generation_config.json`.
+          keys: see `Asked`; for a part of a longer list, that part of the list's keys. None: from the seed.
           draws: D.
 
         Raises:
-          ValueError: on diffusion models, models of two vocabularies, what is no prompt, or a prompt that leaves no room.
+          ValueError: for diffusion models, models with different vocabularies, anything that is not a prompt, or a
+            prompt that leaves no room.
         """
         check_pair(models)
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
@@ -251,15 +251,15 @@ class Asked:
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):
             raise ValueError(
-                "texts that are gone on with in several ways keep no sum over their tokens: leave mirostat out"
+                "texts that are continued in several ways do not keep the sum that mirostat reads: leave mirostat out"
             )
         return asked
 
     def sampling_of(self, rows: int) -> SamplingArrays:
-        """The options of so many rows.
+        """The options for so many rows.
 
         Raises:
-          ValueError: on an option that is out of range.
+          ValueError: for an option that is out of range.
         """
         listed = {name for name in self.sampling if "shape" in FIELDS[name].metadata}
         options = {name: [value] * rows if name in listed else value for name, value in self.sampling.items()}
@@ -271,10 +271,10 @@ class Asked:
         return max(map(len, self.ids))
 
     def parts(self, size: int) -> "list[Asked]":
-        """So many at a time.
+        """So many prompts at a time.
 
         Raises:
-          ValueError: on fewer than one.
+          ValueError: for fewer than one.
         """
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise ValueError(f"batch_size must be a whole number from 1 on, got {size!r}")
@@ -300,7 +300,7 @@ def keys_of_prompts(seeds: Sequence[int], names: Sequence[Any], draws: int) -> n
 
 
 def check_pair(models: Sequence[Any]) -> None:
-    """Raises ValueError on diffusion models, and on models that do not write the same tokens."""
+    """Raises ValueError for diffusion models, and for models that do not write the same tokens."""
     first = models[0]
     for model in models:
         if model.masked or model.canvas:
@@ -309,22 +309,22 @@ def check_pair(models: Sequence[Any]) -> None:
             )
         words = [getattr(own.tokenizer, "get_vocab", dict)() for own in (first, model)]
         if model.lm.vocab_size != first.lm.vocab_size or (all(words) and words[0] != words[1]):
-            raise ValueError(f"{model.name} and {first.name} have two vocabularies, and write at one text: take others")
+            raise ValueError(f"{model.name} and {first.name} have different vocabularies: choose two that share one")
 
 
 def partner(model: Any, small: Any) -> Any:
-    """The small model as one that writes at the large one's text: it ends where that one does, and has its tokenizer."""
+    """The small model with the large one's ends of text and tokenizer, so that it can write at the large one's text."""
     return dataclasses.replace(small, tokenizer=model.tokenizer, eos_ids=model.eos_ids)
 
 
 def words_of(model: Any, text: str) -> tuple[int, ...]:
-    """Ids of a text in the middle of another one: without special tokens.
+    """Ids of a text in the middle of another one, without special tokens.
 
     Raises:
-      ValueError: without a tokenizer.
+      ValueError: if there is no tokenizer.
     """
     if model.tokenizer is None:
-        raise ValueError(f"{model.name} has no tokenizer, and a text is to be read: take another model")
+        raise ValueError(f"{model.name} has no tokenizer to read a text with: choose another model")
     return tuple(model.tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -332,11 +332,11 @@ def step_ends(model: Any, separator: str | Sequence[int]) -> tuple[int, ...]:
     """Tokens that end a step.
 
     Args:
-      model: whose tokenizer says which they are.
-      separator: a text that such a token holds, or the ids themselves.
+      model: its tokenizer tells which tokens these are.
+      separator: a text that such a token contains, or the ids themselves.
 
     Raises:
-      ValueError: where no token holds it, without a tokenizer, or on ids outside the vocabulary.
+      ValueError: if no token contains it, there is no tokenizer, or ids are outside the vocabulary.
     """
     vocab = model.lm.vocab_size
     if not isinstance(separator, str):

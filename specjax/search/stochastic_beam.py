@@ -36,14 +36,16 @@ class Drawn(Beams):
     @classmethod
     def of(cls, prompts: Array, count: int, groups: int) -> Self:
         first = Beams.of(prompts, count, groups)
-        return cls(first.tokens, first.scores, first.scores + 0)  # each a buffer of its own
+        return cls(first.tokens, first.scores, first.scores + 0)  # each a separate buffer
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DrawnFound(Found):
-    """Texts that have ended, with the same numbers. With the K-th score as threshold `k` the first K - 1 texts are importance
-    samples, each of weight `p / (1 - exp(-exp(log p - k)))` (section 4.1).
+    """Texts that have ended, with the same numbers.
+
+    With the K-th score as threshold `k`, the first K - 1 texts are importance samples, each with weight `p / (1 -
+    exp(-exp(log p - k)))` (section 4.1).
 
     Attributes:
       log_probs: `[B, K]` float32.
@@ -58,17 +60,17 @@ class DrawnFound(Found):
 
 @dataclasses.dataclass(frozen=True)
 class StochasticBeam(SearchSettings):
-    """K different texts, as if texts were drawn one after the other and what came before were left out.
+    """K different texts, as if drawn one after the other without replacement.
 
-    A text's score is its log-probability with Gumbel noise; the best of its continuations has its own score, so the K best
-    of all texts are found in one go from left to right. The first text is the one that plain decoding draws at the same seed.
-    Rows have a temperature, and their distribution is that after all warpers.
+    A text's score is its log-probability with Gumbel noise. The best of its continuations has the text's own score, so
+    the K best of all texts are found in one pass from left to right. The first text is the one that plain decoding
+    draws at the same seed. Rows have a temperature, and their distribution is the one after all warpers.
 
     Attributes:
       stochastic_beams: K.
 
     Raises:
-      ValueError: where that is no whole number from 1 on.
+      ValueError: if that is not a whole number of at least 1.
     """
 
     about = About(
@@ -103,7 +105,7 @@ class StochasticBeamSearch(Search):
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
-        """One target pass over all texts: each that has not ended grows by a token."""
+        """One target pass over all texts: each that has not ended grows by one token."""
         live, length, count = ~state.done, state.prompt_length + state.stats.steps, self.num_texts
         logits, delta = self._read(params, state, length)
         old: Any = state.beams
@@ -112,7 +114,7 @@ class StochasticBeamSearch(Search):
         sampler = self._sampler(state, old.tokens, length, live)
         own = parted(sampler.log_probs(merged(logits)[:, None]), count)[:, :, 0]
         own = jnp.where(grows[:, :, None], old.log_probs[:, :, None] + own, -jnp.inf)
-        # the noise of the first text is plain decoding's, and the best text is the first until it has ended
+        # the first text has plain decoding's noise, and the best text is the first until it has ended
         noise = gumbel_at(state.key, length[:, None], jnp.arange(own[0].size)[None, None]).reshape(own.shape)
         scores = self._noisy(own, noise, old.scores)
 
@@ -130,7 +132,7 @@ class StochasticBeamSearch(Search):
             jnp.where(eos, Finish.EOS, Finish.LENGTH).astype(jnp.int32),
             chosen(own.reshape(batch, -1), flat),
         )
-        # texts that have ended stay among the K as long as their score does; a place holds one of these or one that grows
+        # Ended texts stay among the K as long as their score does; a place holds either one of these or a growing text.
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), state.found, new)
         at = jax.lax.top_k(both.scores, count)[1]
         kept = jax.tree.map(lambda x: chosen(x, at), both)
@@ -145,7 +147,7 @@ class StochasticBeamSearch(Search):
         return self._after(state, ~grows | failed, failed, beams, found, grows[:, None], cache), None
 
     def _noisy(self, own, noise, ceiling):
-        """Scores `[B, K, V]` of continuations with log-probabilities `own`, the best of each text at the score of that."""
+        """Scores `[B, K, V]` of continuations with log-probabilities `own`; the best one of each text has the text's score."""
         possible = own > -jnp.inf
         noisy = jnp.where(possible, own + noise, -jnp.inf)
         largest = noisy.max(axis=2, keepdims=True)

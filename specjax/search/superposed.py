@@ -25,31 +25,31 @@ Array = jax.Array
 PyTree = Any
 
 PENALTY = 200.0
-"""Nats that a draft's next token costs where none of the kept ones ever followed its last tokens."""
+"""Nats that a draft's next token costs if none of the kept tokens ever followed its last tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Superposed(SearchSettings):
-    """K drafts, of which one pass reads all: its input is the mean of their last tokens' embeddings, by the drafts' weights.
+    """K drafts that one pass reads together: its input is the mean of their last tokens' embeddings, weighted by the drafts.
 
-    All drafts are continued by the m likeliest tokens of that one distribution; the K best candidates grow on, and what
-    ends is kept apart. A draft's score is its log-probability; texts that have ended are ranked by that over their new
-    tokens (the lowest perplexity first), those that grow at a row's limit among them. So a row is done when no draft
-    that grows could still come to be among K texts that have ended.
+    All drafts are continued by the m likeliest tokens of that one distribution. The K best candidates grow on, and
+    texts that end are kept apart. A draft's score is its log-probability. Texts that have ended, and those that reach a
+    row's limit, are ranked by that over their new tokens (the lowest perplexity first). So a row is done when no
+    growing draft could still come to be among K texts that have ended.
 
-    With n-grams (`params["ngrams"]`, a datastore) a candidate's log-probability is
-    `(1 - alpha) log p + alpha log sum_i w_i P_i(v | the draft's last i tokens)`: they tell apart what one distribution
-    cannot. A datastore has no ends of texts, where the model's own probability stands in for P_i.
+    With n-grams (`params["ngrams"]`, a datastore) a candidate's log-probability is `(1 - alpha) log p + alpha log sum_i
+    w_i P_i(v | the draft's last i tokens)`. The n-grams distinguish drafts, which one distribution cannot. A datastore
+    has no ends of texts; for these the model's own probability replaces P_i.
 
     Attributes:
       superposed_drafts: K.
       superposed_tokens: m.
-      superposed_temperature: what logits are divided by; the released value is small.
+      superposed_temperature: the divisor of the logits; the released value is small.
       superposed_alpha: the share of n-grams.
-      superposed_ngrams: the datastore of n-grams: a folder, a shipped name or a hub id; None: none.
+      superposed_ngrams: the datastore of n-grams: a folder, a shipped name or a hub id; None for none.
 
     Raises:
-      ValueError: on numbers out of range.
+      ValueError: for numbers out of range.
     """
 
     about = About(
@@ -96,7 +96,7 @@ class SuperposedSearch(Search):
     """The decoder of `Superposed`.
 
     Raises:
-      ValueError: of a target that reads no mixtures.
+      ValueError: for a target that reads no mixtures.
     """
 
     how: Superposed
@@ -126,7 +126,7 @@ class SuperposedSearch(Search):
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
-        """One target pass per row: each of its drafts grows by a token."""
+        """One target pass per row: each of its drafts grows by one token."""
         live, count = ~state.done, self.num_texts
         length = state.prompt_length + state.stats.steps
         old: Any = state.beams
@@ -143,7 +143,7 @@ class SuperposedSearch(Search):
             gained = self._smoothed(params, old.tokens, length, ids, log_p, is_eos)
         scores = (old.scores[:, :, None] + gained).reshape(batch, -1)
 
-        # so many that K of them do not end, however many do
+        # so many that at least K of them do not end
         size = min((1 + state.eos.shape[1]) * count, scores.shape[1])
         top, flat = jax.lax.top_k(scores, size)
         parent, token = flat // ids.shape[2], chosen(ids.reshape(batch, -1), flat)
@@ -160,18 +160,20 @@ class SuperposedSearch(Search):
         found = jax.tree.map(lambda x: chosen(x, best), both)
 
         going, picked = _top(jnp.where(eos, -jnp.inf, top), count)
-        # scores only fall, so none that grows can end better than at its score now over the most tokens there may be
+        # scores only fall, so no growing draft can end better than with its present score over the most possible tokens
         hope = going[:, 0] / (state.limit - state.prompt_length)
         over = at_limit | (going[:, 0] == -jnp.inf) | (hope <= found.scores.min(axis=1)) | failed
         beams = Beams(chosen(texts, picked), going)
-        after = jnp.where(token[:, 0] >= 0, length - 1, 0)  # XLA is to know that the write comes after the pass
+        after = jnp.where(token[:, 0] >= 0, length - 1, 0)  # tells XLA that the write comes after the pass
         with jax.named_scope("commit"):
             cache = parted(self.target.commit(merged(state.cache), output.delta, None, after), 1)
         return self._after(state, over, failed, beams, found, ~over[:, None], cache), None
 
     def _kept(self, state, logits, length, live) -> tuple[Array, Array]:
-        """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each. One distribution for
-        all drafts, but where warpers read what each of them says."""
+        """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each.
+
+        All drafts share one distribution, unless warpers read what each of them says.
+        """
         count, size = self.num_texts, min(self.how.superposed_tokens, logits.shape[1])
         if self.greedy and not self.how.processors:
             scores = logits[:, None]
@@ -185,7 +187,7 @@ class SuperposedSearch(Search):
         return jnp.broadcast_to(ids, shape), jnp.broadcast_to(jnp.where(some, log_p, -jnp.inf), shape)
 
     def _smoothed(self, params, texts, length, ids, log_p, is_eos) -> Array:
-        """What every candidate adds to its draft's score, `[B, K, m]`, none above 0."""
+        """What every candidate adds to its draft's score, `[B, K, m]`; never above 0."""
         if not self.has_ngrams:
             return log_p
         alpha = self.how.superposed_alpha
@@ -198,9 +200,10 @@ class SuperposedSearch(Search):
 
 
 def superposed(beams: Beams, length: Array) -> Block:
-    """The block of one slot that reads the last tokens of all drafts, `length` `[B]` tokens long, by their probabilities.
+    """The one-slot block that reads the last tokens of all drafts, `length` `[B]` tokens long, weighted by probability.
 
-    A row's first pass reads its prompt's last token: only the first draft has a score then. Positions are shared.
+    A row's first pass reads its prompt's last token, because only the first draft has a score then. Positions are
+    shared.
     """
     at = length - 1
     last = jnp.take_along_axis(beams.tokens, at[:, None, None], axis=2)[:, :, 0]
@@ -212,7 +215,7 @@ def superposed(beams: Beams, length: Array) -> Block:
 
 
 def _top(scores: Array, count: int) -> tuple[Array, Array]:
-    """The best of `[B, C]`, as many as asked for; where there are fewer candidates the rest have -inf."""
+    """The best `count` of `[B, C]`; if there are fewer candidates, the rest have -inf."""
     scores = jnp.pad(scores, ((0, 0), (0, max(count - scores.shape[1], 0))), constant_values=-jnp.inf)
     best, at = jax.lax.top_k(scores, count)
     return best, jnp.where(best > -jnp.inf, at, 0)

@@ -1,7 +1,7 @@
-"""Rows that a model goes on with step by step, from the host: write to a step's end, read what another wrote, go back, fork.
+"""Rows that a model continues step by step, from the host: write to a step's end, read another model's text, go back, fork.
 
-Nothing is computed twice: a row keeps its cache between calls, and going back is a shorter length. In the shape descriptions
-`B` denotes rows, `W` tokens that are read together, `M` ids that are asked for.
+Nothing is computed twice: a row keeps its cache between calls, and going back is a shorter length. In the shape
+descriptions `B` denotes rows, `W` tokens that are read together, `M` ids that are asked for.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from specjax.state import Finish
 Array = jax.Array
 
 WIDTHS = (16, 32, 64)
-"""Tokens that are read together: the first that holds what is to be read, or the last, several times."""
+"""How many tokens are read together: the first width that holds the text to be read, or the last one several times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Heard:
     """The model's judgement of tokens that it read.
 
     Attributes:
-      logprobs: of every row, natural logarithms under the model's own softmax, one per token.
+      logprobs: for every row, natural logarithms under the model's own softmax, one per token.
       after: `[B, M]` float32, log-probabilities of the ids that were asked for as the next token.
       top: `[B]` int32, the likeliest next token.
     """
@@ -51,10 +51,10 @@ class Writer:
     Args:
       model: a `specjax.models.Model`.
       rows: B.
-      asked: all prompts that will enter; their sampling is that of every row.
-      stops: ids that end a step; those that end a text are the model's own.
-      room: tokens that a row may hold beside its prompt and its new ones.
-      logprobs: whether the state is to keep log-probabilities of what it writes.
+      asked: all prompts that will enter; every row has their sampling options.
+      stops: ids that end a step; the ids that end a text are the model's own.
+      room: tokens that a row may hold beyond its prompt and its new tokens.
+      logprobs: whether the state keeps log-probabilities of the tokens that it writes.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Writer:
         self.state: Any = self.blank(rows)
 
     def blank(self, rows: int) -> Any:
-        """A state of so many free rows like these."""
+        """A state of so many free rows, of the same form as these."""
         form = self.asked.sampling_of(1).form
         dtype = jax.tree.leaves(self.params["target"])[0].dtype
         return decoding.empty(self.plain, self.params, rows, self.capacity, dtype, self.ends, form=form)
 
     def enter(self, asked: Asked) -> None:
-        """Prompts into the first rows, read up to their last token; the other rows are free."""
+        """Puts prompts into the first rows, read up to their last token; the other rows are free."""
         count = len(asked.ids)
         widths = [prefill_width(len(own)) for own in asked.ids]
         most = min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
@@ -123,15 +123,15 @@ class Writer:
         return np.broadcast_to(np.asarray([*ids, *[-1] * (self.ends - len(ids))], np.int32), (self.rows, self.ends))
 
     def write(self, rows: Any, most: Any, *, step: bool = True) -> list[list[int]]:
-        """Goes on in some rows, to a step's end or the text's.
+        """Continues some rows, to a step's end or the text's.
 
         Args:
           rows: `[B]` bool.
-          most: tokens, at most; one number or `[B]`.
-          step: whether a step's end is an end; else only the text's is.
+          most: the most tokens; one number or `[B]`.
+          step: whether to stop at a step's end; otherwise only at the text's end.
 
         Returns:
-          The new tokens of every row; none in the others and where there is no room.
+          The new tokens of every row; none in the other rows and where there is no room.
         """
         before, steps = self.length.copy(), to_host(self.state.stats.steps)
         limit = np.minimum(before + most, self.most)
@@ -144,21 +144,21 @@ class Writer:
         return [self.tokens[row, before[row] : self.length[row]].tolist() for row in range(self.rows)]
 
     def hear(self) -> None:
-        """Takes over on the host what the state holds."""
+        """Copies to the host what the state holds."""
         names = ("tokens", "length", "finish")
         host = to_host({name: getattr(self.state, name) for name in names})
         self.tokens, self.length = host["tokens"].copy(), host["length"].astype(np.int64)
         self.failed = self.failed | (host["finish"] == Finish.ERROR)
 
     def read(self, texts: Sequence[Sequence[int]], ids: Sequence[int] = (0,)) -> Heard:
-        """Appends tokens to rows, and says what the model makes of them: one pass per row for up to 64 tokens.
+        """Appends tokens to rows and returns the model's judgement of them: one pass per row for up to 64 tokens.
 
         Args:
-          texts: of every row; nothing in those that stay as they are.
-          ids: whose log-probabilities as the next token are asked for.
+          texts: for every row; empty in rows that stay as they are.
+          ids: ids for whose log-probabilities as the next token the caller asks.
 
         Raises:
-          ValueError: where they do not fit.
+          ValueError: if they do not fit.
         """
         counts = np.asarray([len(text) for text in texts])
         if (over := self.length + counts > self.capacity - WIDTHS[-1] - 1).any():
@@ -182,15 +182,15 @@ class Writer:
         return Heard(logprobs, after, top)
 
     def back(self, lengths: np.ndarray) -> None:
-        """Takes back what rows have after these lengths `[B]`; what was computed for the rest stays."""
+        """Takes back the tokens after these lengths `[B]`; what was computed for the rest stays."""
         self.length = np.minimum(self.length, lengths)
         self._set(length=self.length)
 
     def fork(self, pool: Any, slots: Any, keys: np.ndarray) -> None:
-        """Every row goes on from a row of another state, with a key of its own.
+        """Makes every row continue a row of another state, with its own key.
 
         Args:
-          pool: of `blank`.
+          pool: from `blank`.
           slots: B of its rows.
           keys: `[B, 2]` uint32, key data.
         """
@@ -201,30 +201,30 @@ class Writer:
         self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)
 
     def keep(self, pool: Any, slots: Any) -> Any:
-        """The pool, which is donated, with every row in one of its places; a place outside it drops the row."""
+        """The pool, which is donated, with every row copied into one of its places; a place outside it drops the row."""
         return _kept(self.decoder, pool, self.state, jax.device_put(np.asarray(slots, np.int32)))
 
     def new(self, row: int) -> list[int]:
-        """What a row has after its prompt."""
+        """A row's tokens after its prompt."""
         return self.tokens[row, self.begin[row] : self.length[row]].tolist()
 
     def ended(self, row: int) -> bool:
-        """Whether its text has ended with EOS."""
+        """Whether a row's text has ended with EOS."""
         return self.length[row] > self.begin[row] and int(self.tokens[row, self.length[row] - 1]) in self.model.eos_ids
 
     def over(self, row: int) -> bool:
-        """Whether there is nothing to go on with: it ended, it is as long as it may be, or its logits were not finite."""
+        """Whether a row cannot continue: its text ended, it is at its limit, or its logits were not finite."""
         return bool(self.ended(row) or self.length[row] >= self.most[row] or self.failed[row])
 
     def reason(self, row: int) -> str:
-        """Why a text goes no further, as `Written.finish_reason` has it."""
+        """Why a text ends, as in `Written.finish_reason`."""
         return "eos" if self.ended(row) else "error" if self.failed[row] else "length"
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 @settled
 def _read(decoder, params, state, new: Array, count: Array, ids: Array):
-    """The state with `count` `[B]` of the tokens `new` `[B, W]` after every text; `Heard` as arrays."""
+    """The state with `count` `[B]` of the tokens `new` `[B, W]` after every text, and `Heard` as arrays."""
     root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     tokens = jnp.concatenate([root, new], axis=1)
     begin = state.length - 1  # the last token of a text has no entry in the cache yet
@@ -233,7 +233,7 @@ def _read(decoder, params, state, new: Array, count: Array, ids: Array):
     dists = jax.nn.log_softmax(output.logits, axis=-1)
     own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
     last = jnp.take_along_axis(dists, count[:, None, None], axis=1)[:, 0]
-    # the last token is read too, for what follows it; its entry is written anew by the next pass
+    # the last token is read too, for the next token's logits; the next pass writes its entry anew
     cache = decoder.target.commit(state.cache, output.delta, None, begin)
     text = write(state.tokens, new, state.length)
     state = dataclasses.replace(state, tokens=text, length=state.length + count, cache=cache)

@@ -24,12 +24,12 @@ class Call:
     """A call of an engine, checked.
 
     Attributes:
-      prompts: each with its options, which are those of a `Request`.
-      common: the options that the user gave to all.
+      prompts: each with its options, which are fields of a `Request`.
+      common: the options that the user gave for all.
       chat: see `specjax.generate`.
-      count: completions of each.
-      chooser: takes one of them; None: all are wanted.
-      logprobs: whether records are to keep log-probabilities.
+      count: the number of completions of each.
+      chooser: takes one of them; None: all are returned.
+      logprobs: whether records keep log-probabilities.
     """
 
     prompts: list[tuple[Any, dict[str, Any]]]
@@ -50,7 +50,7 @@ class Call:
         select: str | Selection | None = None,
         chat: bool | Chat = False,
     ) -> "Call":
-        """Makes it of the arguments of `specjax.generate`; `options` take precedence over those of `sampling`.
+        """Makes a call from the arguments of `specjax.generate`; `options` take precedence over `sampling`.
 
         Raises:
           ValueError: one line that says what cannot be used.
@@ -80,11 +80,11 @@ class Call:
         return cls(asked, {**shared, **common}, chat, num_return_sequences, chooser)
 
     def keeps(self, logprobs: bool) -> bool:
-        """Whether an engine must keep log-probabilities, where the user asks for them or not."""
+        """Whether an engine must keep log-probabilities, given whether the user asks for them."""
         return logprobs or self.chooser is not None and self.chooser.selection.reads_certainty
 
     def requests(self, engine: Any) -> list[Request]:
-        """Checked requests of an engine, several completions of a prompt one after the other.
+        """Checked requests of an engine; completions of a prompt are adjacent.
 
         Raises:
           ValueError: one line that says what cannot be used with this engine.
@@ -102,7 +102,7 @@ class Call:
         return found
 
     def records(self, engine: Any, *, batch_size: int, prompt_logprobs: bool, progress: bool | None) -> list[Record]:
-        """What an engine makes of it, see `specjax.generate`."""
+        """The records that an engine makes for the call; see `specjax.generate`."""
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         requests, chooser = self.requests(engine), self.chooser
@@ -122,10 +122,10 @@ class Call:
 
 
 def joined(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a prompt: its own take precedence over the common ones, but its stop strings stand beside theirs.
+    """The options of a prompt: its own take precedence over the common ones, but stop strings are combined.
 
     Raises:
-      ValueError: on what are no stop strings.
+      ValueError: on invalid stop strings.
     """
     every = {**common, **own}
     if common.get("stop") and own.get("stop"):

@@ -1,4 +1,4 @@
-"""`specjax.score`: what a model gives continuations of prompts."""
+"""`specjax.score`: a model's log-probabilities of continuations."""
 
 from typing import Any
 
@@ -17,21 +17,21 @@ def score(
     dtype: Any = None,
     mesh: Any = None,
 ) -> list[Score]:
-    """Scores continuations of prompts by their log-probabilities: a score for each, in order.
+    """Scores continuations of prompts by their log-probabilities; returns one score for each, in order.
 
-    Texts of like lengths share a compiled program; scores depend on batch and mesh by rounding alone. How texts become tokens
-    at the border between the two: `encode_pair`.
+    Texts of similar lengths share a compiled program. Scores depend on batch and mesh only by rounding. `encode_pair`
+    documents how texts become tokens at the border between prompt and continuation.
 
     Args:
       model: an autoregressive model, as for `specjax.generate`.
-      prompts: texts, lists of token ids or chats, as many as continuations; or one, which all continuations follow.
-      continuations: texts or lists of token ids; or one of them, for one prompt.
+      prompts: texts, lists of token ids or chats, as many as continuations; or a single one for all continuations.
+      continuations: texts or lists of token ids; or a single one for one prompt.
       batch_size: rows read together.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      dtype: the type of the parameters; None: float32 on a CPU, bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
 
     Raises:
-      ValueError: one line that says what cannot be used, before anything is read; of a pair it says which (from 1).
+      ValueError: before anything is read; one line says what cannot be used and, for a pair, its number (from 1).
 
     >>> import specjax
     >>> near, far = specjax.score(None, "def add(a, b):\\n    return a +", [" b", " zebra"])
@@ -39,5 +39,5 @@ def score(
     True
     """
     check_batch(batch_size)
-    pair_up(prompts, continuations)  # what is wrong with them is said before the model is loaded
+    pair_up(prompts, continuations)  # errors in them are reported before the model is loaded
     return score_with(Engine(model, dtype=dtype, mesh=mesh), prompts, continuations, batch_size)

@@ -1,4 +1,4 @@
-"""A model and how to decode with it: what is under `generate` and under the command line."""
+"""A model and how to decode with it: the engine of `generate` and of the command line."""
 
 import dataclasses
 import os.path
@@ -38,22 +38,22 @@ from specjax.sharding import distributed, make_mesh
 from specjax.warpers import WARPERS
 
 _OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids")]
-SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
+SHORTEST_PREFIX = 16  # tokens: a shorter prefix is at most one chunk of prefill, and not worth a separate one
 
 
 class Engine:
-    """A model and how to decode with it, ready to complete requests: loaded once, it answers as often as it is asked.
+    """A model and how to decode with it, loaded once and ready to complete requests.
 
     Args:
-      model: what `specjax.load` returned, or what it takes; None is the shipped target.
-      decode: a way to decode (`specjax.decode`) or its line, such as `"beam:num_beams=4"`; None: by a drafter, or by the policy
-        of a diffusion model.
-      drafter: in the place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
-        and its parameters; None: the usual one (`specjax.decode.speculate.usual_drafter`).
-      dtype: of the parameters; see `specjax.load`.
+      model: what `specjax.load` returned, or an argument for it; None is the shipped target.
+      decode: a way to decode (`specjax.decode`) or its line, such as `"beam:num_beams=4"`; None: with a drafter, or by
+        the policy of a diffusion model.
+      drafter: an alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of
+        a drafter and its parameters; None: the default one (`specjax.decode.speculate.usual_drafter`).
+      dtype: the type of the parameters; see `specjax.load`.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities of their tokens.
-      rows: how many texts are decoded together, where no drafter is named.
+      rows: how many texts are decoded together, which decides the default drafter.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.
@@ -77,7 +77,7 @@ class Engine:
         asked = decode_of(decode, drafter)
         self.mesh = make_mesh(mesh)
         if self.mesh is not None and jax.process_count() > 1:
-            distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
+            distributed.meet(self.mesh)  # before one process compiles for longer than the others wait
         model = models.load(model, dtype, self.mesh)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
@@ -95,44 +95,45 @@ class Engine:
 
     @property
     def writes_steps(self) -> bool:
-        """Whether its way to decode goes step by step on the host."""
+        """Whether it decodes by a method that runs step by step on the host."""
         return isinstance(self.decoder, Stepwise)
 
     @property
     def searches(self) -> bool:
-        """Whether it searches for texts, and draws none."""
+        """Whether it searches for texts instead of sampling them."""
         return isinstance(self.decoder, Search)
 
     @property
     def thinks(self) -> bool:
-        """Whether its rows think softly."""
+        """Whether its rows use soft thinking."""
         return isinstance(self.decode, SoftThinking)
 
     @property
     def drafter(self) -> str:
-        """Its drafter's name in the registry, `none` for plain decoding; of an autoregressive model."""
+        """The registry name of its drafter, `none` for plain decoding; for autoregressive models."""
         drafter = self.decoder.drafter
         return next((about.name for about in abouts(type(drafter))), type(drafter).__name__)
 
     @property
     def max_length(self) -> int:
-        """The longest text, prompt and output, that the model was made for."""
+        """The length of the longest text, prompt and output, that the model was made for."""
         return self.model.max_length
 
     def encode(self, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
-        """A prompt's token ids, see `specjax.models.text.encoded`."""
+        """A prompt's token ids; see `specjax.models.text.encoded`."""
         return encoded(self.model, prompt, what)
 
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of a prompt with those that the model sets and the user does not."""
+        """The options of a prompt, filled with the model's defaults."""
         return defaults(self.model) | {name: value for name, value in options.items() if value is not None}
 
     def left_out(self, options: Mapping[str, Any], requests: Sequence[Any]) -> str | None:
-        """A line that says what the model's `generation_config.json` asks for and is not applied; None where there is nothing.
+        """A line naming the settings of the model's `generation_config.json` that are not applied; None if there are
+        none.
 
         Args:
-          options: of prompts, as the user gave them.
-          requests: made with these.
+          options: the prompts' options, as the user gave them.
+          requests: the requests made with them.
         """
         chosen = {name for name, value in options.items() if value is not None}
         if self.searches:
@@ -149,13 +150,14 @@ class Engine:
     def request(
         self, prompt: str | Sequence[Any], *, suffix: Any = None, chat: bool | Chat = False, **options: Any
     ) -> Request:
-        """A checked request; options are the fields of `Request`.
+        """A checked request.
 
         Args:
           prompt: see `encode`.
-          suffix: what follows the new text: a string or token ids. Diffusion models fill in between.
+          suffix: the text after the new text: a string or token ids. Diffusion models fill in between.
           chat: how messages are written; see `specjax.models.text.Chat`.
-          **options: of `Request`; one that is None, or not there, is what the model's `generation_config.json` says.
+          **options: fields of `Request`; one that is None or absent takes the value of the model's
+            `generation_config.json`.
 
         Raises:
           ValueError: on an unusable prompt, suffix or option.
@@ -197,7 +199,7 @@ class Engine:
                     f"{name} chooses the token itself: leave it out, or decode otherwise than by {self.decoder.called}"
                 )
             if request.temperature:
-                raise ValueError(f"{name} chooses the token itself: leave the temperature at 0, or it out")
+                raise ValueError(f"{name} chooses the token itself: leave the temperature at 0, or leave {name} out")
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
         return request
@@ -220,7 +222,7 @@ class Engine:
         tokenizer = self.model.tokenizer
         if isinstance(suffix, str):
             check_unicode(suffix, "suffix")
-        if isinstance(suffix, str) and tokenizer is not None:  # in the middle of a text: no special tokens
+        if isinstance(suffix, str) and tokenizer is not None:  # a suffix is mid-text, so it has no special tokens
             after = self.encode(tokenizer.encode(suffix, add_special_tokens=False, verbose=False), "suffix")
         else:
             after = self.encode(suffix, "suffix")
@@ -240,7 +242,7 @@ class Engine:
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
 
     def capacity(self, requests: Sequence[Request]) -> int:
-        """Text buffer slots that hold the longest of these requests: one of few sizes, see `Decoder.buffer`."""
+        """The text buffer slots for the longest of these requests: one of a few sizes, see `Decoder.buffer`."""
         return 0 if self.writes_steps else self.decoder.buffer(self._needed(requests))
 
     def _needed(self, requests: Sequence[Request]) -> int:
@@ -248,7 +250,7 @@ class Engine:
         return longest + self.decoder.slack
 
     def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
-        """The ids that all these prompts begin with, where there are enough to be worth reading apart; else none.
+        """The ids with which all these prompts begin; empty if they are too few to be worth a separate prefill.
 
         Raises:
           ValueError: for a diffusion model.
@@ -265,7 +267,7 @@ class Engine:
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 
     def reader(self) -> Reader:
-        """The reader of texts with this model, for their log-probabilities.
+        """The reader that computes log-probabilities of texts with this model.
 
         Raises:
           ValueError: for a diffusion model.
@@ -277,7 +279,7 @@ class Engine:
         """The stop strings of a prompt.
 
         Raises:
-          ValueError: where they are none, without a tokenizer, and of a search or a stepwise method.
+          ValueError: if they are invalid, without a tokenizer, and for a search or a stepwise method.
         """
         if not stop:
             return ()
@@ -302,20 +304,20 @@ class Engine:
         shared_prefix: bool = False,
         prompt_logprobs: bool = False,
     ) -> Iterator[Record]:
-        """Completes requests and yields their records in order. A row whose request ended takes up the next one at once.
+        """Completes requests and yields their records in order. A row whose request ended takes the next one at once.
 
-        A record's text depends on the model, its prompt (or id), its options and its seed, not on the batch.
+        A record's text depends on the model, its prompt (or id), its options and its seed, but not on the batch.
 
         Args:
-          requests: what to complete.
+          requests: the requests to complete.
           batch_size: rows decoded together.
-          on_text: called with a request's index and new text, every few steps.
-          capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
-          shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
-          prompt_logprobs: whether records carry log-probabilities of their prompts, for which these are read once more.
+          on_text: called every few steps with a request's index and its new text. capacity: at least
+        `self.capacity(requests)`; equal capacities share one compiled program. shared_prefix: whether to prefill the
+        common beginning of all prompts once; see `shared_prefix`. prompt_logprobs: whether records carry
+        log-probabilities of their prompts, which are then read once more.
 
         Raises:
-          ValueError: see `shared_prefix` and `reader`; on a capacity that does not hold every request.
+          ValueError: see `shared_prefix` and `reader`; on a capacity that is too small for a request.
         """
         slots = self.slots(requests, batch_size)
         prefix = self.shared_prefix(requests) if shared_prefix else ()
@@ -344,25 +346,25 @@ class Engine:
         needs: Needs | None = None,
         race: bool = False,
     ) -> Iterator[Turn]:
-        """`run` as it happens: what every call on the device brought, with records as they finish.
+        """Yields the result of every call on the device, with records as they finish.
 
         Args:
           requests: see `run`.
-          slots: rows of the batch, however few requests there are.
+          slots: rows of the batch, whatever the number of requests.
           on_text: see `run`.
           capacity: see `run`.
-          keys: `self.keys` of these requests. Those of a part of a longer list are that part of the list's keys, so that
-            equal prompts are told apart as they are in the whole.
-          prefix: ids to prefill once, with which every prompt begins: `self.shared_prefix` of these requests, or of the
+          keys: `self.keys` of these requests. For a part of a longer list, that part of the list's keys, so that equal
+            prompts differ as in the whole list.
+          prefix: ids with which every prompt begins, to prefill once: `self.shared_prefix` of these requests or of the
             longer list.
           prompt_logprobs: see `run`.
-          needs: `specjax.serve.request.needs_of` these requests, or of the longer list; None: as of a long job.
-          race: whether of several completions of a prompt, which stand next to each other, the shortest is wanted: the others
-            are then written no further than that.
+          needs: `specjax.serve.request.needs_of` these requests or the longer list; None: the needs of a long job.
+          race: whether only the shortest of the adjacent completions of a prompt is wanted; the others then stop at its
+            length.
 
         Raises:
-          ValueError: see `reader`; on fewer than one row, a capacity that does not hold every request, or a
-            prompt that does not begin with the prefix.
+          ValueError: see `reader`; on fewer than one row, on a capacity that is too small for a request, or on a prompt
+            that does not begin with the prefix.
         """
         if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
             raise ValueError(f"a prompt does not begin with the shared prefix of {len(prefix)} tokens")
@@ -399,18 +401,20 @@ class Engine:
     def stream(
         self, prompt: Any, *, sampling: Sampling | None = None, chat: bool | Chat = False, **options: Any
     ) -> TextStream:
-        """Completes one prompt, and yields its text as it comes: what `generate` gives with the same options, every few steps a
-        piece. No piece ends within a character, or within what may become a stop string. A search or a stepwise method has its
-        text at the end, as one piece.
+        """Completes one prompt, and yields its text in pieces as it comes.
+
+        The text equals that of `generate` with the same options; a piece comes every few steps. No piece ends within a
+        character or within a possible stop string. A search or a stepwise method yields its text at the end, as one
+        piece.
 
         Args:
-          prompt: one of those that `generate` takes.
+          prompt: a prompt as for `generate`.
           sampling: see `generate`.
-          chat: likewise.
-          **options: of `specjax.Sampling`, which replace its own.
+          chat: see `generate`.
+          **options: options of `specjax.Sampling`; they take precedence over `sampling`.
 
         Raises:
-          ValueError: as `generate` does, and without a tokenizer, before any work is done.
+          ValueError: as for `generate`, and without a tokenizer; before any work is done.
 
         >>> from specjax.serve.engine import Engine
         >>> stream = Engine().stream("Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)
@@ -449,8 +453,9 @@ class Engine:
         batch_size: int = 8,
         progress: bool | None = None,
     ) -> list[Record]:
-        """Completes prompts and returns a record for each, in order; see `specjax.generate`. With `prompt_logprobs` records
-        carry log-probabilities of their prompts' tokens too.
+        """Completes prompts and returns a record for each, in order; see `specjax.generate`.
+
+        With `prompt_logprobs`, records also carry log-probabilities of their prompts' tokens.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         options |= {"max_new_tokens": max_new_tokens, "stop": stop}
@@ -465,13 +470,13 @@ class Engine:
         return score_with(self, prompts, continuations, batch_size)
 
     def update(self, params: Any) -> None:
-        """Goes on with other parameters of the model, such as those that training has come to; what is compiled stays.
+        """Replaces the model's parameters, for example during training; compiled programs are kept.
 
         Args:
-          params: as `engine.model.params`, of the same shapes and types.
+          params: like `engine.model.params`, with the same shapes and types.
 
         Raises:
-          ValueError: where they are others, or the model's matrices or those of a second model are not plain.
+          ValueError: if shapes or types differ, or if matrices of the model or of a second model are not plain.
         """
         own = self.params["target"]
         shapes = lambda tree: jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype).name), tree)
@@ -493,38 +498,39 @@ class Engine:
         self.params = {**self.params, "target": params}
 
     def check_completions(self, count: int) -> None:
-        """Raises ValueError where a search has fewer texts of a prompt than are asked for."""
+        """Raises ValueError if a search has fewer texts per prompt than requested."""
         if self.searches and count > self.decoder.num_texts:
             raise ValueError(
-                f"num_return_sequences is {count}, and {self.decoder.called} of {self.decoder.num_texts} texts has no more of "
-                "them: let it look for more, or lower num_return_sequences"
+                f"num_return_sequences is {count}, and {self.decoder.called} keeps only {self.decoder.num_texts} texts: let it "
+                "keep more, or lower num_return_sequences"
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
-        """The number of rows that hold these requests: one each; in a search one for all completions of a prompt."""
+        """The number of rows for these requests: one each, or in a search one for all completions of a prompt."""
         return len(rows_of(requests, self.decoder.num_texts))
 
     def slots(self, requests: Sequence[Request], batch_size: int) -> int:
-        """Rows of a batch for these requests: `batch_size`, or where they are fewer 1, 4, 8, 16 and so on.
+        """The rows of a batch for these requests: `batch_size`, or for fewer requests 1, 4, 8, 16 and so on.
 
-        Programs are compiled for so many rows, which takes as long as thousands of steps. The rows that are left hold nothing.
+        A program is compiled for each number of rows, which takes as long as thousands of steps. Spare rows stay empty.
         """
         count = self.rows(requests)
         return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
 
     def start(self, requests: Sequence[Request]) -> Any:
-        """A state that holds these requests, one per row: for programs that step it themselves."""
+        """A state with these requests, one per row, for programs that make the steps themselves."""
         slots = Slots(self.served(), len(requests), self.capacity(requests), form_of(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
-        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. A stepwise
-        method that draws D times has `[R, D, 2]`."""
+        """Key data `[R, 2]` of the requests' row keys, on the host.
+
+        Equal requests get different keys by their order. A stepwise method that draws D times has `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
         names = [given(r) if r.id is None else str(r.id) for r in requests]
         if self.writes_steps:
             return keys_of_prompts([r.seed for r in requests], names, self.decoder.draws)
-        keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # of few sizes
+        keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # padded to a few sizes
         return jax.device_get(jax.random.key_data(keys))[: len(requests)]
 
     def finished(self, rows: Sequence[int], state: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fields of a prompt under the names of other systems: what has an option here is that option, and what has none is refused."""
+"""Fields of a prompt under other systems' names: they are mapped to options here, or refused if there is none."""
 
 import difflib
 import re
@@ -27,24 +27,24 @@ _NO_CHANGE: dict[str, Any] = {
     "superposed_drafts": 0, "soft_thinking": None, "logits_processors": (), "num_beams": 1,
     **generation.ELSEWHERE,
 }  # fmt: skip
-"""Options that a prompt has none of its own for, and the value at which they change nothing."""
+"""Fields without an option of a prompt, and the value at which they change nothing."""
 _OF_ALL = {
     "n": "num_return_sequences", "logprobs": "logprobs", "top_logprobs": "logprobs", "best_of": "select",
     **{name: name for name in ("num_return_sequences", "prompt_logprobs")},
 }  # fmt: skip
-"""Those of them that a run has."""
+"""Those of them that are options of a run."""
 _LIKE = 0.94
-"""How alike a name must be to be an option that is misspelt."""
+"""The similarity from which a name counts as a misspelt option."""
 
 
 def under_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a prompt, those that are options here under another name or spelling under the name that they have here.
+    """The fields of a prompt under specjax's names; other names and spellings of options are mapped.
 
     Args:
-      given: the fields; null is as if one were not there.
+      given: the fields; null counts as absent.
 
     Raises:
-      ValueError: on an option that would not be applied, and one that is given twice.
+      ValueError: on an option that would not be applied, and on one that is given twice.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -59,11 +59,11 @@ def under_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
         elif own in _NO_CHANGE and own not in OPTIONS:
             _check_no_change(name, own, value)
         elif found.get(own) is not None and found[own] != value:
-            raise ValueError(f"it has {name} and another field that says {own} otherwise: leave one out")
+            raise ValueError(f"it has {name} and another field that sets {own} differently: leave one out")
         else:
             found[own] = value
     bias = found.get("logit_bias")
-    if isinstance(bias, dict):  # as OpenAI has it
+    if isinstance(bias, dict):  # OpenAI's form
         found["logit_bias"] = [[int(token) if str(token).isdigit() else token, by] for token, by in bias.items()]
     return found
 
@@ -78,7 +78,7 @@ def _own_name(name: str, value: Any) -> str:
 
 def _check_do_sample(value: Any, given: Mapping[str, Any]) -> None:
     if value not in (True, False) or value and not any(_KNOWN.get(_plain(name)) == "temperature" for name in given):
-        raise ValueError("do_sample is said by the temperature, which is 0 where nothing is drawn: give that")
+        raise ValueError("do_sample follows from the temperature, which is 0 for greedy texts: give temperature")
 
 
 def _check_no_change(name: str, own: str, value: Any) -> None:
@@ -100,12 +100,12 @@ def _plain(name: str) -> str:
 
 
 _LISTED = ("logprobs", "prompt_logprobs")
-"""Fields of records too, which say what was found."""
+"""Fields that records have too, as results."""
 _ALIKE = {"stop", *OPTIONS} - {"repetition_penalty"}
-"""Options that are the same under other systems' names: their penalties look at the newest tokens only."""
+"""Other systems' names for equivalent options: penalties that look only at the newest tokens."""
 _KNOWN = {_plain(name): name for name in (*_NO_CHANGE, "stop", *OPTIONS)} | {
     _plain(name): own
     for name, (own, beside) in MEANT.items()
     if own in _ALIKE and not beside and not name.startswith("-")
 }
-"""Names, without what spellings differ by, and the option that each is."""
+"""Normalised names, and the option of each."""

@@ -41,42 +41,42 @@ def generate(
 ) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
-    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Options of prompts
-    that are not given are taken from the model's `generation_config.json`, except the temperature. A warning of the logger
-    `specjax` names the other entries of that file that are not applied.
+    With the default verifier, the same seed gives the same text, whatever the drafter, the batch or the mesh. Options
+    that are not given come from the model's `generation_config.json`, except the temperature. The logger `specjax`
+    warns about entries of that file that are not applied.
 
     Args:
-      model: what `specjax.load` returned, which has the options of loading; or a folder, a shipped name or hub id, or None for
-        the shipped target; a model of your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its
-        parameters.
-      prompts: a string, token ids (a list, an array, or a tokenizer's output, whose padding is left out), chat messages, or
-        an iterable of such. A dict instead, like a line of an input file, has `prompt` or `messages`, and may set `id`,
-        `suffix` (what follows the new text; a diffusion model fills in `max_new_tokens` tokens before it) and options of
-        `specjax.Sampling` for itself.
-      decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`, `"threshold:threshold=0.9,cache=dual"`;
-        None: by a drafter, or by the policy of a diffusion model.
-      drafter: in the place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
+      model: what `specjax.load` returned (it has the options of loading), a folder, a shipped name, a hub id, or None
+        for the shipped target. Your own model is a `specjax.models.Model`, or a pair of an LM (`specjax.lm.BaseLM`) and
+        its parameters.
+      prompts: a string, token ids (a list, an array, or a tokenizer's output, without its padding), chat messages, or
+        an iterable of these. A prompt may also be a dict, like a line of an input file, with `prompt` or `messages`. It
+        may set `id`, `suffix` (the text after the new text; a diffusion model fills in `max_new_tokens` tokens before
+        it) and its own options of `specjax.Sampling`.
+      decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`,
+        `"threshold:threshold=0.9,cache=dual"`; None: with a drafter, or by the policy of a diffusion model. drafter: an
+        alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
         and its parameters.
       sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
-      temperature: 0 is greedy; this and the next five take precedence over `sampling`.
+      temperature: 0 is greedy; this and the next five options take precedence over `sampling`.
       top_k: keeps the k likeliest tokens; 0 is off.
-      top_p: keeps the smallest likeliest set of this mass; 1 is off.
-      seed: with the prompt it decides the noise.
-      max_new_tokens: new tokens, at most; None: 128.
-      stop: a string or several that end a text; they are left out of it.
-      num_return_sequences: independent completions of each prompt, one after the other; a search gives its best texts.
-      select: takes one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
-        `"borda:power=0.7"`, see `specjax searches`; None: all.
-      chat: whether a text is a user's turn of the model's chat template; or a `Chat`, for tools and other arguments.
-      logprobs: whether records carry log-probabilities of their tokens; "prompt": of their prompts' tokens too, for which every
-        prompt is read once more.
-      dtype: the type of the parameters of a model that is loaded here; see `specjax.load`.
+      top_p: keeps the smallest set of likeliest tokens with this mass; 1 is off.
+      seed: decides the noise, together with the prompt.
+      max_new_tokens: the limit of new tokens; None: 128.
+      stop: one or several strings that end a text, which does not include them.
+      num_return_sequences: independent completions of each prompt, listed together; a search gives its best texts.
+      select: selects one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
+        `"borda:power=0.7"` (see `specjax searches`); None: all.
+      chat: whether a text is a user's turn in the model's chat template; or a `Chat`, for tools and other arguments.
+      logprobs: whether records carry log-probabilities of their tokens; "prompt": also of their prompts' tokens, for
+        which every prompt is read once more.
+      dtype: the type of the parameters if the model is loaded here; see `specjax.load`.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       batch_size: rows decoded together; changes speed, never text.
-      progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
+      progress: whether to show a bar of records on stderr; None: for several prompts on a terminal or in a notebook.
 
     Raises:
-      ValueError: on an argument that cannot be used, in one line, before any work is done.
+      ValueError: before any work is done, with one line about the argument that cannot be used.
 
     >>> import specjax
     >>> record = specjax.generate(None, "Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)[0]

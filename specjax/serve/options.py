@@ -1,7 +1,7 @@
-"""Options of decoding, each written once: flags, fields of input lines and manifests come from these fields.
+"""Options of decoding, each defined once: flags, fields of input lines and manifests are derived from these fields.
 
-A field's metadata says what it does (`help`), its `least` value, and how it reads on a command line (`metavar`, `choices`,
-`nargs`, `positional`, or `hidden`).
+A field's metadata gives its description (`help`), its `least` value, and its form on a command line (`metavar`,
+`choices`, `nargs`, `positional`, or `hidden`).
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ def option(default: Any, help: str, **more: Any) -> Any:
     """A field of a dataclass of options.
 
     Args:
-      default: its value; `dataclasses.MISSING` where it must be given.
-      help: what it does, in a few words.
-      **more: metadata, see above.
+      default: its value; `dataclasses.MISSING` if it is required.
+      help: a short description.
+      **more: metadata, see the module.
     """
     return dataclasses.field(default=default, metadata={"help": help, **more})
 
@@ -34,12 +34,12 @@ def same(cls: type, name: str) -> Any:
 
 
 def take(cls: type[Options], given: Mapping[str, Any]) -> Options:
-    """An instance from the entries that are its fields, whatever else there is."""
+    """An instance of `cls` from the entries that are its fields; other entries are ignored."""
     return cls(**{field.name: given[field.name] for field in dataclasses.fields(cast(Any, cls))})
 
 
 def check_least(options: Any, spell: Callable[[str], str] = str) -> None:
-    """Raises ValueError where a field is below its `least`; `spell` turns its name into what the user wrote."""
+    """Raises ValueError if a field is below its `least`; `spell` maps its name to the user's spelling."""
     for field in dataclasses.fields(options):
         value, least = getattr(options, field.name), field.metadata.get("least")
         if least is not None and value is not None and value < least:
@@ -52,39 +52,39 @@ class ModelOptions:
 
     Attributes:
       model: a folder, a GGUF file, a shipped name or hub id, or None for the shipped target.
-      dtype: of the parameters.
+      dtype: the type of the parameters.
       mesh: a line such as `"data=2,model=4"`.
       adapter: the folder of a PEFT LoRA adapter, or its hub id.
       longest: how many positions the model is used for.
-      weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32".
+      weights: the format of the model's matrices, such as "int8" or "int4:group=32".
       cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn".
-      reduce_dtype: in which products are summed over a mesh, such as "bfloat16".
+      reduce_dtype: the type in which products are summed over a mesh, such as "bfloat16".
     """
 
     model: Any = option(None, "folder, GGUF file, name or hub id (default: the shipped target)")
-    dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, else bfloat16)")
+    dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, bfloat16 elsewhere)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
     adapter: Any = option(None, "folder or hub id of a PEFT LoRA adapter, merged into the model", metavar="FOLDER")
     longest: int | None = option(
         None,
-        "positions that the model is used for, which decides the rope of Phi-3 (default: its config's)",
+        "most positions that the model will be used for; Phi-3 chooses its rope by it (default: the config's)",
         metavar="N",
     )
     weights: str | None = option(
         None,
-        "keeps the model's matrices in few bits: int8, int4 (int4:group=32), fp8, or bfloat16 without loss, dfloat11; "
-        ",vocab=true: embeddings and head too; packed: as the file has them; plain (default: packed, on a CPU plain)",
+        "format of the model's matrices: int8, int4 (int4:group=32), fp8, dfloat11 (bfloat16 without loss), packed (as the "
+        "file has them) or plain; field vocab=true: embeddings and head too (default: packed, on a CPU plain)",
         metavar="FORMAT",
     )
     cache_dtype: Any = option(
         None,
-        "of the cache of an autoregressive model: float32, bfloat16, float16, int8 or float8_e4m3fn (default: as the "
-        "parameters)",
+        "type of an autoregressive model's cache: float32, bfloat16, float16, int8 or float8_e4m3fn (default: the type of "
+        "the parameters)",
         metavar="DTYPE",
     )
     reduce_dtype: Any = option(
         None,
-        "in which a mesh sums products: float32 or bfloat16, half the exchange (default: float32)",
+        "type in which a mesh sums products: float32, or bfloat16 to halve the exchange (default: float32)",
         metavar="DTYPE",
     )
 
@@ -105,20 +105,20 @@ class DecodeOptions:
 
     decode: Any = option(
         None,
-        "NAME:FIELD=VALUE,...: a search, a policy of a diffusion model, or another way; see `specjax searches` and `specjax "
-        "policies` (default: the usual drafter, or the model's own policy)",
+        "NAME:FIELD=VALUE,...: a search, a diffusion model's policy, or another way to decode; see `specjax searches` and "
+        "`specjax policies` (default: the usual drafter, or the model's own policy)",
         metavar="LINE",
     )
     drafter: Any = option(
         None,
         "NAME:FIELD=VALUE,...,verifier=NAME; see `specjax drafters` and `specjax verifiers`; a+b fuses two (default: "
-        f"{DEFAULT_DRAFTER}; for several rows on a CPU draft where one is shipped, else none)",
+        f"{DEFAULT_DRAFTER}; for several rows on a CPU: draft if one is shipped, otherwise none)",
         metavar="LINE",
     )
 
     @property
     def way(self) -> Decode | None:
-        """The way to decode that they say; None where they leave it open.
+        """The way to decode that the options name; None if they leave it open.
 
         Raises:
           ValueError: see `specjax.decode.lines.decode_of`.
@@ -132,28 +132,28 @@ class PromptOptions:
 
     Attributes:
       temperature: see `specjax.Sampling`.
-      top_k: likewise.
-      top_p: likewise.
-      max_new_tokens: likewise.
-      seed: likewise.
-      stop: likewise.
-      ignore_eos: likewise.
-      sampling: lines of the others.
+      top_k: see `specjax.Sampling`.
+      top_p: see `specjax.Sampling`.
+      max_new_tokens: see `specjax.Sampling`.
+      seed: see `specjax.Sampling`.
+      stop: see `specjax.Sampling`.
+      ignore_eos: see `specjax.Sampling`.
+      sampling: lines with other options.
     """
 
     temperature: float | None = option(None, "0 is greedy (default: 0)", metavar="T")
-    top_k: int | None = option(
-        None, "keep the k likeliest tokens; 0 is off (default: the model's, else 0)", metavar="K"
-    )
+    top_k: int | None = option(None, "keep the K likeliest tokens; 0 is off (default: the model's, or 0)", metavar="K")
     top_p: float | None = option(
-        None, "keep the smallest likeliest set of this mass; 1 is off (default: the model's, else 1)", metavar="P"
+        None,
+        "keep the fewest likeliest tokens with this total probability; 1 is off (default: the model's, or 1)",
+        metavar="P",
     )
-    max_new_tokens: int | None = option(None, f"new tokens a prompt, at most (default: {MAX_NEW_TOKENS})", metavar="N")
-    seed: int = option(0, "with the prompt it decides the noise", metavar="N")
-    stop: tuple[str, ...] = option((), "ends a text and is left out; may be repeated", metavar="STRING")
-    ignore_eos: bool = option(False, "go on after the end-of-sequence token")
+    max_new_tokens: int | None = option(None, f"most new tokens per prompt (default: {MAX_NEW_TOKENS})", metavar="N")
+    seed: int = option(0, "decides the noise, with the prompt", metavar="N")
+    stop: tuple[str, ...] = option((), "end the text before this string; may be repeated", metavar="STRING")
+    ignore_eos: bool = option(False, "continue after the end-of-sequence token")
     sampling: tuple[str, ...] = option(
-        (), "OPTION=VALUE,...: other options of prompts, see `specjax samplers`; may be repeated", metavar="LINE"
+        (), "OPTION=VALUE,...: other sampling options, see `specjax samplers`; may be repeated", metavar="LINE"
     )
 
     @property
@@ -161,7 +161,7 @@ class PromptOptions:
         """The options of every prompt; flags take precedence over lines, as keywords do over `sampling` in Python.
 
         Raises:
-          ValueError: on one that there is not or that is out of range.
+          ValueError: on an unknown option, or one that is out of range.
         """
         own = [field for field in dataclasses.fields(PromptOptions) if field.name != "sampling"]
         usual: dict[str, Any] = {field.name: field.default for field in own}
@@ -174,30 +174,30 @@ class RunOptions:
     """Options of all prompts of a run.
 
     Attributes:
-      chat: whether a prompt that is a text is a user's turn of the model's chat template.
-      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
-      select: takes one of these completions, a line such as `"majority"` or `"borda:power=0.7"`, see `specjax searches`; None:
-        all.
+      chat: whether a text prompt is a user's turn in the model's chat template.
+      num_return_sequences: independent completions of each prompt, listed together; for a search, its best texts.
+      select: selects one of these completions, by a line such as `"majority"` or `"borda:power=0.7"` (see
+        `specjax searches`); None: all.
       batch_size: rows decoded together; changes speed, never text.
-      shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
+      shared_prefix: whether to prefill the common beginning of all prompts once, if it has at least 16 tokens.
       logprobs: whether records carry log-probabilities of their tokens.
-      prompt_logprobs: whether records carry log-probabilities of their prompts' tokens, for which every prompt is read once
-        more; of an autoregressive model.
+      prompt_logprobs: whether records carry log-probabilities of their prompts' tokens; every prompt is then read once
+        more. For autoregressive models.
     """
 
-    chat: bool = option(False, "a text is a user's turn of the model's chat template, which the model answers")
+    chat: bool = option(False, "treat each text as a user's turn in the model's chat template")
     num_return_sequences: int = option(
-        1, "independent completions of each prompt; of a search its best texts", metavar="N", least=1
+        1, "independent completions per prompt; for a search, its best texts", metavar="N", least=1
     )
     select: str | None = option(
         None,
-        "take one of them: majority, self_certainty, borda or first_finish, such as 'majority:answer=\"is ([0-9]+)\"' (see "
-        "`specjax searches`)",
+        "take one of several completions: majority, self_certainty, borda or first_finish, for example "
+        "'majority:answer=\"is ([0-9]+)\"' (see `specjax searches`)",
         metavar="LINE",
     )
     batch_size: int = option(8, "rows decoded together; changes speed, never text", least=1)
-    shared_prefix: bool = option(False, "prefill what all prompts begin with once")
-    logprobs: bool = option(False, "records carry log-probabilities of their tokens")
+    shared_prefix: bool = option(False, "prefill the common beginning of all prompts once")
+    logprobs: bool = option(False, "add the log-probabilities of its tokens to each record")
     prompt_logprobs: bool = option(
-        False, "records carry log-probabilities of their prompts' tokens, which are read once more for it"
+        False, "add the log-probabilities of the prompt's tokens to each record; every prompt is read once more"
     )

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts beside a run: prefill makes no logits, so the prompts are read once more."""
+"""Log-probabilities of prompts in a run: prefill makes no logits, so prompts are read once more."""
 
 import collections
 import dataclasses
@@ -14,14 +14,14 @@ def with_prompt_logprobs(
 ) -> Iterator[Turn]:
     """The turns with `prompt_logprobs` in every record.
 
-    As many different prompts as rows decode are read together, in the order of the requests, when the first of their records is
-    there; their values are forgotten with the last.
+    As many distinct prompts as there are decoding rows are read together, in the order of the requests. They are read
+    when the first of their records is finished, and dropped after the last.
 
     Args:
       turns: of these requests.
-      reader: of their model.
-      requests: all of them.
-      rows: prompts that are read together.
+      reader: reads texts with their model.
+      requests: all requests.
+      rows: the number of prompts read together.
     """
     places: dict[tuple[int, ...], int] = {}
     for request in requests:

@@ -1,4 +1,4 @@
-"""The prompts of `specjax.generate`, in every form that they may have."""
+"""The prompts of `specjax.generate`, in all accepted forms."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from specjax.serve.fields import under_own_names
 from specjax.serve.sampling import OPTIONS
 
 KINDS = ("prompt", "messages")
-"""Fields that hold what is to be completed."""
+"""The fields that hold the prompt."""
 
 
 def check_there(model: Any) -> None:
-    """Raises ValueError, since there are no prompts; `model` is the argument before them."""
+    """Raises ValueError because the prompts are missing; `model` is the argument before them."""
     said = (
         f"generate(None, {model!r}) completes that text with the shipped model, and generate({model!r}, TEXT) another"
     )
@@ -24,15 +24,15 @@ def check_there(model: Any) -> None:
 
 
 def read_prompts(prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Prompts, each with the options that it sets itself.
+    """Prompts, each with its own options.
 
     Args:
-      prompts: a string, token ids (a list, an array or what a tokenizer returns, see `specjax.models.token_ids`), chat
-        messages, a dict like a line of an input file (`prompt` or `messages`, and optionally `id`, `suffix`, `stop` and options
-        of a prompt), or an iterable of such.
+      prompts: a string, token ids (a list, an array or a tokenizer's output, see `specjax.models.token_ids`), chat
+        messages, a dict like a line of an input file (`prompt` or `messages`, and optionally `id`, `suffix`, `stop` and
+        options of a prompt), or an iterable of these.
 
     Raises:
-      ValueError: where that is something else.
+      ValueError: on anything else.
     """
     if isinstance(prompts, str) or isinstance(prompts, Mapping) and not is_encoding(prompts):
         prompts = [prompts]

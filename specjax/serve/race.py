@@ -1,4 +1,4 @@
-"""Completions of which the shortest is wanted: once one has ended, the others of its prompt go no further than it did."""
+"""Selection of the shortest completion: once one has ended, the others of its prompt stop at its length."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from specjax.sharding.distributed import to_devices, to_host
 from specjax.state import Finish
 
 ENDED = ("eos", "stop")
-"""Why a text ends by itself."""
+"""The reasons for which a text ends by itself."""
 
 
 class Race:
-    """Knows the shortest completion of every prompt that has ended so far.
+    """Knows the shortest finished completion of every prompt.
 
     Args:
-      requests: completions of a prompt stand next to each other.
+      requests: completions of a prompt are adjacent.
     """
 
     def __init__(self, requests: Sequence[Request]):
@@ -25,18 +25,18 @@ class Race:
         self.shortest: dict[int, int] = {}
 
     def hear(self, finished: Iterable[tuple[int, Record]]) -> None:
-        """Takes note of records, under their requests' indices."""
+        """Notes finished records, by their requests' indices."""
         for index, record in finished:
             if record.finish_reason in ENDED:
                 group = self.group_of[index]
                 self.shortest[group] = min(self.shortest.get(group, record.new_tokens), record.new_tokens)
 
     def bound(self, state: Any, held: Mapping[int, Sequence[int]]) -> tuple[Any, list[int]]:
-        """The state with lower limits, and the rows that are at theirs: these are done now.
+        """The state with lower length limits, and the rows that have reached theirs; these are done now.
 
         Args:
-          state: of the rows.
-          held: of every running row the indices of its requests.
+          state: the rows' state.
+          held: the indices of every running row's requests.
         """
         most = {
             row: self.shortest[group] for row, own in held.items() if (group := self.group_of[own[0]]) in self.shortest

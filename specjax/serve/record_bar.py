@@ -1,4 +1,4 @@
-"""The progress of a run: a bar of records on stderr."""
+"""A progress bar of records on stderr."""
 
 import contextlib
 import importlib.util
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Advance = Callable[[int, str], None]
-"""Takes how many records are new, and a few words."""
+"""Takes the number of new records, and a short note."""
 
 
 def bar_fits() -> bool:
@@ -16,15 +16,15 @@ def bar_fits() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook runs this, and can show a bar that moves."""
+    """Whether this runs in a notebook that can show a moving bar."""
     return "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
 
 
 class Speed:
-    """Says how fast a run is, from its turns.
+    """Formats the speed of a run, from its turns.
 
     Args:
-      timing: the `specjax.serve.engine.Timing` of the decoding engine.
+      timing: the decoding engine's `specjax.serve.engine.Timing`.
     """
 
     def __init__(self, timing: Any):
@@ -32,7 +32,7 @@ class Speed:
         self.tokens = self.steps = 0
 
     def __call__(self, turn: Any) -> str:
-        """Tokens per second and per step, this turn included."""
+        """Tokens per second and per step, up to and including this turn."""
         self.tokens, self.steps = self.tokens + turn.new_tokens, self.steps + turn.steps
         spent = self.timing.decode_seconds - self.began
         if not self.steps or not spent:
@@ -42,11 +42,11 @@ class Speed:
 
 @contextlib.contextmanager
 def record_bar(total: int, done: int = 0) -> Iterator[Advance]:
-    """A bar of records, which goes when it is full.
+    """A bar of records, removed when it is full.
 
     Args:
-      total: all of them.
-      done: those that were there before.
+      total: the number of all records.
+      done: the number of records that existed before.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

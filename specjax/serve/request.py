@@ -14,20 +14,20 @@ from specjax.warpers import WARPERS
 
 @dataclasses.dataclass(frozen=True)
 class Request(SamplingOptions):
-    """A prompt and how to complete it. Names are those of `specjax.generate`; see `specjax.warpers` for the others.
+    """A prompt and how to complete it. Names are as in `specjax.generate`; see `specjax.warpers` for other fields.
 
     Attributes:
       prompt: the text as given, or a list of ids.
       ids: the prompt's token ids.
-      id: the caller's name for it, or None; with the seed it decides the noise.
+      id: the caller's name for it, or None; it decides the noise together with the seed.
       line: where it came from in an input file (from 1), or None.
       stop: strings that end its text.
-      ignore_eos: whether it goes on after an end of text.
-      suffix: what follows the new text, as given, or None.
-      suffix_ids: its token ids.
-      sample: which of several completions of its prompt (from 0), or None where there is one.
-      max_new_tokens: new tokens, at most.
-      seed: with the prompt it decides the noise.
+      ignore_eos: whether to continue after an end of text.
+      suffix: the text after the new text, as given, or None.
+      suffix_ids: the suffix's token ids.
+      sample: its number among several completions of its prompt (from 0), or None if there is only one.
+      max_new_tokens: the limit of new tokens.
+      seed: decides the noise, together with the prompt.
     """
 
     prompt: Any
@@ -44,39 +44,39 @@ class Request(SamplingOptions):
 
     @property
     def is_text(self) -> bool:
-        """Whether the prompt is a text, whose ids end with a whole character."""
+        """Whether the prompt is a text, so that its ids end with a complete character."""
         return isinstance(self.prompt, str)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Record:
-    """A completion; its fields are those of the JSON output.
+    """A completion. Its fields are those of the JSON output.
 
     Attributes:
       prompt: as given.
       text: the new text, up to a stop string; None without a tokenizer.
       tokens: the new ids, EOS included.
       finish_reason: eos, stop, length or error.
-      new_tokens: how many.
-      steps: target passes.
-      tokens_per_step: tokens a target pass, those of the last call beyond a stop string included.
+      new_tokens: the number of new tokens.
+      steps: the number of target passes.
+      tokens_per_step: tokens per target pass, including tokens of the last call beyond a stop string.
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
-      logprobs: of every new token, under the model's own softmax; None where not asked for.
-      warped_logprobs: the same under the distribution it was drawn from.
-      accepted: how many steps accepted 0, 1, 2 ... draft tokens (diffusion: committed so many tokens).
-      suffix: what follows the new text, as given, or None.
-      error: what went wrong where `finish_reason` is error.
-      sample: which of several completions of its prompt (from 0), or None where there is one.
-      score: of a search: what its texts are ranked by (of a beam search the log-probability, over a power of the length); of a
-        selection: what the completion that was taken is worth.
-      chosen: of a selection: which of the completions of its prompt this is (from 0); `sample` is None then.
-      nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; of a greedy text an uncertainty (G-NLL,
-        arXiv:2412.15176); None without `logprobs`.
-      self_certainty: the mean over its tokens of how far the model's own distribution is from the uniform one, in nats;
-        None without `logprobs`.
-      prompt_logprobs: of every token of the prompt after those before it, under the model's own softmax, None for the first;
-        None as a whole where not asked for.
+      logprobs: of every new token, under the model's own softmax; None if not requested.
+      warped_logprobs: the same under the distribution from which it was drawn.
+      accepted: how many steps accepted 0, 1, 2 ... draft tokens (for diffusion: committed so many tokens).
+      suffix: the text after the new text, as given, or None.
+      error: the error if `finish_reason` is error.
+      sample: its number among several completions of its prompt (from 0), or None if there is only one.
+      score: for a search, the value that ranks its texts (for a beam search, the log-probability over a power of the
+        length); for a selection, the value of the selected completion.
+      chosen: for a selection, the number of the selected completion of its prompt (from 0); `sample` is None then.
+      nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; for a greedy text, a measure of
+        uncertainty (G-NLL, arXiv:2412.15176); None without `logprobs`.
+      self_certainty: the distance of the model's own distribution from the uniform one, in nats, averaged over its
+        tokens; None without `logprobs`.
+      prompt_logprobs: the log-probability of each token of the prompt given the earlier ones, under the model's own
+        softmax; None for the first token, and None as a whole if not requested.
     """
 
     prompt: Any
@@ -132,20 +132,21 @@ class Record:
 
 
 def _cut(value: Any) -> str:
-    """A value as text; of a long one the beginning and the end."""
+    """A value as text; a long one is cut to its beginning and end."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 1000 else f"{text[:700]} ... {text[-250:]}"
 
 
 def several(item: "Request | Record", count: int) -> "list[Request | Record]":
-    """As many completions of a request, told apart by `sample`; one alone, or a record, stays as it is."""
+    """Copies of a request for several completions, told apart by `sample`. A record, or a single completion, is
+    unchanged."""
     if count == 1 or isinstance(item, Record):
         return [item]
     return [dataclasses.replace(item, sample=i) for i in range(count)]
 
 
 def rows_of(requests: Sequence[Request], num_texts: int) -> list[list[int]]:
-    """Which requests share a row that ends with up to so many texts: several completions of one prompt, next to each other.
+    """The requests that share a row with up to `num_texts` texts: adjacent completions of one prompt.
 
     >>> prompts = [Request("a", (1,), sample=0), Request("a", (1,), sample=1), Request("a", (1,), sample=0)]
     >>> rows_of(prompts, 4), rows_of(prompts, 1)
@@ -161,7 +162,7 @@ def rows_of(requests: Sequence[Request], num_texts: int) -> list[list[int]]:
 
 
 def follows(before: Request, request: Request) -> bool:
-    """Whether it is a later completion of the same prompt."""
+    """Whether a request is a later completion of the same prompt."""
     if before.sample is None or request.sample is None or request.sample <= before.sample:
         return False
     names = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "suffix", "sample")]
@@ -169,10 +170,10 @@ def follows(before: Request, request: Request) -> bool:
 
 
 BRIEF = 512
-"""New tokens of a brief job, at most: a few seconds of decoding, or as long as one more program takes to compile."""
+"""The most new tokens of a brief job: a few seconds of decoding, about the time to compile one more program."""
 
 
 def needs_of(requests: Sequence[Request]) -> Needs:
-    """The needs of these requests: what the program that decodes them must be able to do."""
+    """The needs of these requests: the features that the program that decodes them must have."""
     greedy = not any(in_use(each, request) for request in requests for each in WARPERS)
     return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF, form_of(requests))

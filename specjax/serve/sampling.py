@@ -1,4 +1,4 @@
-"""A user's options of one prompt: all that may differ from row to row without a program of its own."""
+"""A user's options of one prompt: everything that may differ between rows without another program."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from specjax.sampling_fields import SamplingFields
 from specjax.sampling_params import FIELDS, check_value
 
 MAX_NEW_TOKENS = 128
-"""New tokens of a prompt, at most, where nobody says so."""
+"""The default limit of new tokens."""
 _NUMBERS = {
     "max_new_tokens": ("an integer >= 1 and below 2^31", lambda x: 1 <= x < 2**31),
     "seed": ("an integer", lambda x: True),
@@ -22,15 +22,17 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingFields):
-    """The options of a prompt: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p`
-    (see `specjax samplers`), and when its text ends. A field that is None takes the value of the model's
-    `generation_config.json` if that is one of those that apply (`specjax.models.generation`), or else its default.
+    """The options of a prompt: parameters of warpers, and when its text ends.
+
+    Warpers have parameters such as `temperature` (0 is greedy), `top_k` and `top_p`; see `specjax samplers`. A field
+    that is None takes its value from the model's `generation_config.json` if it applies (`specjax.models.generation`),
+    and otherwise its default.
 
     Attributes:
-      max_new_tokens: new tokens, at most; at least 1; None: 128.
-      seed: with the prompt it decides the noise; None: 0.
-      stop: a string or several that end the text; they are left out of it.
-      ignore_eos: whether to go on after an end of text.
+      max_new_tokens: the limit of new tokens, at least 1; None: 128.
+      seed: decides the noise, together with the prompt; None: 0.
+      stop: one or several strings that end the text, which does not include them.
+      ignore_eos: whether to continue after an end of text.
 
     Raises:
       ValueError: naming the option that is out of range, and its range.
@@ -50,23 +52,23 @@ class Sampling(SamplingFields):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that the user has set."""
+        """The options that were set."""
         off = ([] if self.stop else ["stop"]) + ([] if self.ignore_eos else ["ignore_eos"])
         return {name: value for name, value in vars(self).items() if value is not None and name not in off}
 
     def replace(self, **options: Any) -> "Sampling":
-        """The same with other options; those that are None stay as they are."""
+        """A copy with other options; options given as None keep their values."""
         return dataclasses.replace(self, **{name: value for name, value in options.items() if value is not None})
 
 
 OPTIONS: dict[str, Any] = {
     **{name: field.type for name, field in FIELDS.items()}, "max_new_tokens": int, "seed": int, "ignore_eos": bool
 }  # fmt: skip
-"""The options of a prompt, and their types; `stop` apart."""
+"""The options of a prompt and their types, without `stop`."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Checks options of a prompt; None is as if it were not there.
+    """Checks options of a prompt; None counts as not given.
 
     Raises:
       ValueError: naming the option that is out of range, and its range.
@@ -87,7 +89,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_stop(stop: Any) -> None:
-    """Raises ValueError on what are no stop strings."""
+    """Raises ValueError on invalid stop strings."""
     stop = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stop, (list, tuple)) or not all(isinstance(own, str) for own in stop):
         raise ValueError(f"stop must be a string or a list of strings, got {stop!r:.40}")
@@ -102,7 +104,7 @@ def read_sampling(lines: Sequence[str]) -> dict[str, Any]:
     {'top_h': 0.4, 'suppress_tokens': [198, 628], 'ignore_eos': True}
 
     Raises:
-      ValueError: on an option that there is not, or a value that is no JSON.
+      ValueError: on an unknown option, or a value that is not JSON.
     """
     found: dict[str, Any] = {}
     for text in lines:

@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations: what a model gives every token of a text that follows a prompt. Nothing is decoded."""
+"""Log-probabilities of every token of texts that continue prompts. Nothing is decoded."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from specjax.serve.text_reader import Found, Reader, Text
 
 
 class Reads(Protocol):
-    """What scoring needs of a `specjax.Engine`."""
+    """The part of a `specjax.Engine` that scoring needs."""
 
     model: Any
 
@@ -33,8 +33,8 @@ class Pair:
     Attributes:
       prompt: as given.
       continuation: as given.
-      ids: token ids of both, one after the other.
-      first: where those of the continuation begin, at least 1.
+      ids: the token ids of both, concatenated.
+      first: the index of the continuation's first token, at least 1.
       id: the caller's name for it, or None.
       line: where it came from in an input file (from 1), or None.
     """
@@ -49,15 +49,15 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The log-probability that a model gives a continuation; the fields are those of the JSON output.
+    """The log-probability of a continuation under a model. The fields are those of the JSON output.
 
     Attributes:
       prompt: as given.
       continuation: as given.
-      logprob: natural logarithm of the continuation's probability after the prompt; None where `error` says why.
-      logprobs: of every token of it, under the model's own softmax.
+      logprob: the natural logarithm of the continuation's probability after the prompt; None if there is an `error`.
+      logprobs: of each of its tokens, under the model's own softmax.
       tokens: its token ids.
-      greedy: whether every one of them is the likeliest, so that greedy decoding without a penalty would write it.
+      greedy: whether each token is the likeliest, so that greedy decoding without penalties would write it.
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
       error: what went wrong, or None.
@@ -78,14 +78,14 @@ class Score:
         return f"Score({short(self.prompt, 40)} -> {short(self.continuation, 40)}, {about})"
 
     def to_json(self) -> dict[str, Any]:
-        """The score as a JSON object; `id`, `line` and `error` are left out where they are None."""
+        """The score as a JSON object, without `id`, `line` and `error` if they are None."""
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None or k not in ("id", "line", "error")}
 
     @classmethod
     def failed(
         cls, prompt: Any, continuation: Any, error: str, id: str | int | None = None, line: int | None = None
     ) -> "Score":
-        """The score of a pair that was never read."""
+        """The score of a pair that could not be read."""
         return cls(prompt, continuation, None, [], [], False, id=id, line=line, error=error)
 
 
@@ -93,7 +93,7 @@ class Scorer:
     """Scores pairs with the model of an engine.
 
     Args:
-      engine: of an autoregressive model; its drafter and verifier do not matter.
+      engine: has an autoregressive model; its drafter and verifier do not matter.
 
     Raises:
       ValueError: for a diffusion model.
@@ -106,7 +106,7 @@ class Scorer:
         """A checked pair; see `encode_pair`.
 
         Raises:
-          ValueError: on a prompt or continuation that cannot be used, or that do not fit into the model together.
+          ValueError: on an unusable prompt or continuation, or if both together do not fit into the model.
         """
         before, after = encode_pair(self.engine, prompt, continuation)
         total, most = len(before) + len(after), self.engine.max_length
@@ -118,12 +118,12 @@ class Scorer:
         return Pair(prompt, continuation, before + after, len(before), id, line)
 
     def run(self, pairs: Sequence[Pair], *, batch_size: int = 8, start: int = 0) -> Iterator[Score]:
-        """Scores in the order of the pairs. They depend on the batch by rounding alone.
+        """Yields scores in the order of the pairs. They depend on the batch only by rounding.
 
         Args:
           pairs: from `pair`.
-          batch_size: rows read together; fewer where there are fewer pairs.
-          start: the first pair whose score is asked for; it and those after it get the scores that they have in a whole run.
+          batch_size: rows read together; fewer if there are fewer pairs.
+          start: the first pair to score; it and later pairs get the same scores as in a whole run.
         """
         texts = [Text(pair.ids, pair.first) for pair in pairs]
         found = self.reader.run(texts, batch_size=batch_size, start=start)
@@ -144,24 +144,27 @@ def _score(pair: Pair, found: Found) -> Score:
 
 
 def encode_pair(engine: Reads, prompt: Any, continuation: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token ids of a prompt and of what follows it.
+    """The token ids of a prompt and of its continuation.
 
-    White space at the end of a prompt that is text is read as the continuation's beginning, as lm-evaluation-harness does
-    (`_encode_pair`), since tokens hold a word with the space before it. The continuation's tokens are then those that the two
-    texts together have beyond the prompt's. Where they do not begin with the prompt's, because a token reaches across the
-    border, and where only the continuation is text, it is tokenised on its own, without special tokens. An empty prompt is the
+    White space at the end of a text prompt is moved to the beginning of the continuation, as in lm-evaluation-harness
+    (`_encode_pair`), since a token usually holds a word with the space before it. The continuation's tokens are those
+    of the joined text after the prompt's tokens.
+
+    In two cases the continuation is tokenised on its own, without special tokens: if a token crosses the border, so
+    that the joined tokens do not begin with the prompt's, and if only the continuation is text. An empty prompt is the
     model's BOS.
 
     Args:
-      engine: whose tokenizer and vocabulary.
+      engine: has the tokenizer and the vocabulary.
       prompt: text, token ids or chat messages; see `Engine.encode`.
       continuation: text or token ids.
 
     Returns:
-      The prompt's ids and the continuation's, neither empty.
+      The ids of the prompt and of the continuation, neither empty.
 
     Raises:
-      ValueError: on what `Engine.encode` refuses; on an empty prompt without a BOS; on an empty continuation.
+      ValueError: on input that `Engine.encode` refuses; on an empty prompt if the model has no BOS; on an empty
+        continuation.
     """
     prompt, continuation = one(prompt), one(continuation)
     listed = (list, tuple)
@@ -199,7 +202,7 @@ def _bos(engine: Reads) -> int:
 
 
 def check_batch(batch_size: int) -> None:
-    """Raises ValueError on a batch of no rows."""
+    """Raises ValueError on a batch without rows."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
@@ -219,10 +222,10 @@ def score_with(engine: Reads, prompts: Any, continuations: Any, batch_size: int)
 
 
 def pair_up(prompts: Any, continuations: Any) -> list[tuple[Any, Any]]:
-    """Prompts and continuations, side by side; one prompt goes with every continuation.
+    """Pairs prompts with continuations; a single prompt goes with every continuation.
 
     Raises:
-      ValueError: where one of them is no list, or their numbers differ.
+      ValueError: if one of them is not a list, or their numbers differ.
     """
     before, alone = _listed(prompts, "prompts")
     after, _ = _listed(continuations, "continuations")
@@ -237,12 +240,12 @@ def pair_up(prompts: Any, continuations: Any) -> list[tuple[Any, Any]]:
 
 
 def _listed(given: Any, what: str) -> tuple[list[Any], bool]:
-    """What was given as a list, and whether it was just one."""
+    """The argument as a list, and whether it was a single item."""
     if isinstance(given, str):
         return [given], True
     given = several(given) if is_array(given) or is_encoding(given) else given
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
         raise ValueError(f"{what} are a list of texts or of lists of token ids, not {given!r:.60}")
     items = several(list(given))
-    alone = bool(items) and isinstance(items[0], (int, np.integer, Mapping))  # ids, or the messages of a chat
+    alone = bool(items) and isinstance(items[0], (int, np.integer, Mapping))  # token ids, or the messages of a chat
     return ([items], True) if alone else (items, False)

@@ -1,4 +1,4 @@
-"""One of several completions of a prompt: `--select`, over the turns of an engine."""
+"""Selection of one of several completions of a prompt (`--select`), over the turns of an engine."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from specjax.serve.request import Record, Request, rows_of
 from specjax.serve.slots import Turn
 
 Choose = Callable[[Sequence[Record]], Record]
-"""From the completions of a prompt to the one that is taken."""
+"""Maps the completions of a prompt to the selected one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Chooser:
     """Takes one of several completions of a prompt.
 
     Attributes:
-      selection: which.
-      count: completions of a prompt.
+      selection: how to select.
+      count: the number of completions of a prompt.
     """
 
     selection: Selection
@@ -28,14 +28,14 @@ class Chooser:
 
     @classmethod
     def of(cls, select: str | Selection | None, count: int) -> "Chooser | None":
-        """The chooser of a run; None where it takes all completions.
+        """The chooser of a run; None if it returns all completions.
 
         Args:
           select: a selection or its line.
-          count: completions of a prompt.
+          count: the number of completions of a prompt.
 
         Raises:
-          ValueError: on a line that says nothing, or a single completion.
+          ValueError: on an unknown line, or if there is only one completion.
         """
         if select is None:
             return None
@@ -48,11 +48,11 @@ class Chooser:
 
     @property
     def races(self) -> bool:
-        """Whether the shortest completion is taken, see `specjax.serve.race`."""
+        """Whether it selects the shortest completion; see `specjax.serve.race`."""
         return self.selection.stops_others
 
     def check(self, engine: Any, requests: Sequence[Request]) -> None:
-        """Raises ValueError where there is nothing to choose from: of a search, or of completions that are all alike."""
+        """Raises ValueError if there is nothing to choose from: for a search, or for completions that are all alike."""
         if engine.searches:
             how = engine.decoder
             raise ValueError(f"{how.called} ranks its texts itself: leave select out, or decode otherwise")
@@ -66,10 +66,10 @@ class Chooser:
             raise ValueError("completions of a greedy prompt are all the same: set a temperature, or leave select out")
 
     def shown(self, logprobs: bool) -> Choose:
-        """From completions to the record that is taken, with what it is worth as its score.
+        """A function from completions to the selected record, with its value as `score`.
 
         Args:
-          logprobs: whether it keeps the log-probabilities of its tokens.
+          logprobs: whether the record keeps the log-probabilities of its tokens.
         """
 
         def choose(records: Sequence[Record]) -> Record:
@@ -90,12 +90,12 @@ def _candidate(answer: str | None, record: Record) -> Candidate:
 
 
 def selected(turns: Iterator[Turn], requests: Sequence[Request], choose: Choose) -> Iterator[Turn]:
-    """The turns with one record per prompt, under the prompt's index, once all of its completions are there.
+    """The turns with one record per prompt, by the prompt's index, once all of its completions have ended.
 
     Args:
       turns: of these requests.
-      requests: completions of a prompt stand next to each other.
-      choose: takes one of them.
+      requests: completions of a prompt are adjacent.
+      choose: selects one of them.
     """
     groups = rows_of(requests, len(requests))
     group_of = {index: group for group, indices in enumerate(groups) for index in indices}

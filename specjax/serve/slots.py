@@ -1,4 +1,4 @@
-"""The rows of a batch, refilled as their requests end: the loop under `Engine.run` and under jobs.
+"""The rows of a batch, refilled as their requests end: the loop of `Engine.run` and of jobs.
 
 In the shape descriptions `B` denotes rows (slots), `R` inserted rows, `P` prompt columns.
 """
@@ -28,8 +28,8 @@ from specjax.speculative import prefill_width
 from specjax.state import Finish
 
 STEPS_PER_CALL = 32
-WATCHED_STEPS = 8  # a call, where text is looked at as it comes
-REFILL_SHARE = 16  # a call ends when one row in so many is free, so that hundreds of rows do not end a call each step
+WATCHED_STEPS = 8  # per call, if text is watched as it comes
+REFILL_SHARE = 16  # a call ends when one row in 16 is free, so that hundreds of rows do not end a call in each step
 _RECORDED = (
     "tokens",
     "prompt_length",
@@ -38,7 +38,7 @@ _RECORDED = (
     "stats",
     "logprobs",
     "found",
-)  # fields of a state that records need
+)  # fields of a state from which records are made
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnEnd = Callable[[Sequence[int], Any], Any]
@@ -49,10 +49,10 @@ class Turn:
     """The result of one call on the device.
 
     Attributes:
-      finished: the index of every request that ended, and its record.
-      new_tokens: tokens that the call committed, over all rows.
-      steps: passes that rows took part in, over all rows.
-      passes: passes of the batch. `steps / (passes * B)` is how full the slots were.
+      finished: the index and record of every request that ended.
+      new_tokens: tokens committed by the call, summed over rows.
+      steps: passes in which rows took part, summed over rows.
+      passes: passes of the batch; `steps / (passes * B)` is the occupancy of the slots.
     """
 
     finished: list[tuple[int, Record]]
@@ -62,7 +62,7 @@ class Turn:
 
 
 def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
-    """The records of turns by their index; those that end early wait."""
+    """The records of turns in the order of their requests; records that end early wait."""
     early: dict[int, Record] = {}
     due = 0
     for turn in turns:
@@ -74,7 +74,7 @@ def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
 
 @dataclasses.dataclass
 class Timing:
-    """The time spent: decoding steps only, compilation and prefill apart."""
+    """The time spent, separately for decoding steps, compilation and prefill."""
 
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -84,7 +84,7 @@ class Timing:
 
     @contextlib.contextmanager
     def spent(self, name: str) -> Iterator[None]:
-        """Adds what a block takes to the seconds of this name."""
+        """Adds the duration of a `with` block to the seconds of this name."""
         began = time.perf_counter()
         yield
         setattr(self, name, getattr(self, name) + time.perf_counter() - began)
@@ -96,16 +96,16 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """The model as rows see it: all that they need to know of it.
+    """The part of an engine's model that rows need.
 
     Attributes:
       decoder: a `specjax.decoder.Decoder`.
       params: its parameters.
-      max_length: the longest text, prompt and output.
+      max_length: the length of the longest text, prompt and output.
       tokenizer: a transformers tokenizer; None: records have ids and no text.
       eos: ids that end a text.
-      mask_id: of a model that fills in before a suffix: the id of an open position.
-      mesh: where the rows lie, or None.
+      mask_id: the id of an open position, for a model that fills in before a suffix.
+      mesh: the mesh that holds the rows, or None.
     """
 
     decoder: Decoder
@@ -117,7 +117,7 @@ class Served:
     mesh: jax.sharding.Mesh | None = None
 
     def given(self, request: Request) -> tuple[int, ...]:
-        """What a row begins with: the prompt, or with a suffix the whole canvas."""
+        """The initial tokens of a row: the prompt or, with a suffix, the whole canvas."""
         if self.mask_id is None or not request.suffix_ids:
             return request.ids
         return (*request.ids, *[self.mask_id] * request.max_new_tokens, *request.suffix_ids)
@@ -131,7 +131,7 @@ class Slots:
       served: the model.
       count: B.
       capacity: text buffer slots of a row.
-      form: which columns of sampling parameters rows have.
+      form: the columns of sampling parameters that rows have.
     """
 
     served: Served
@@ -141,7 +141,7 @@ class Slots:
 
     @property
     def rows(self) -> int:
-        """B, as the mesh divides it."""
+        """B, rounded to what the mesh divides."""
         return rounded(self.served.mesh, "batch", self.count)
 
     @property
@@ -150,7 +150,7 @@ class Slots:
         return max(1, self.rows // REFILL_SHARE)
 
     def with_params(self, params: Any) -> "Slots":
-        """The same rows of a model with other parameters."""
+        """The same rows for a model with other parameters."""
         return dataclasses.replace(self, served=dataclasses.replace(self.served, params=params))
 
     def empty(self) -> Any:
@@ -161,7 +161,7 @@ class Slots:
         return decoding.empty(decoder, params, self.rows, self.capacity, dtype, eos_width, form=self.form)
 
     def read_prefix(self, state: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
-        """The state, and what prompts that begin with these tokens have in common; None of no tokens."""
+        """The state, and the prefix shared by prompts that begin with these tokens; None for no tokens."""
         if not tokens:
             return state, None
         ids = jax.device_put(np.asarray(tokens, np.int32))
@@ -170,8 +170,10 @@ class Slots:
     def insert(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
     ) -> Any:
-        """Requests into rows, a few at a time: one compiled shape a prefill width (of the widest, one for every multiple of
-        it), and what one row holds does not depend on which others enter. `prefix` is from `read_prefix`."""
+        """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`.
+
+        There is one compiled shape per prefill width (for the widest, one per multiple of it). The content of a row
+        does not depend on which other requests enter."""
         known = 0 if prefix is None else prefix.length - 1
         split = parts(self.served.mesh, "tokens")
         widths = [prefill_width(len(self.served.given(request)) - known, split) for request in requests]
@@ -186,18 +188,19 @@ class Slots:
     def enter(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any, kept: Any
     ) -> tuple[Any, Any]:
-        """`insert` where several completions of a prompt come one after the other: the prompt is read for the first of them.
+        """Like `insert`, but adjacent completions of a prompt share its prefill: the prompt is read for the first of
+        them.
 
         Args:
           state: see `insert`.
-          rows: likewise.
-          requests: likewise.
-          keys: likewise.
-          prefix: likewise.
-          kept: what the call before returned, or None.
+          rows: see `insert`.
+          requests: see `insert`.
+          keys: see `insert`.
+          prefix: see `insert`.
+          kept: what the previous call returned, or None.
 
         Returns:
-          The state, and what the next call needs: the last prompt's first request, and its row as it was before any step.
+          The state, and the `kept` of the next call: the last prompt's first request, and its row before any step.
         """
         decoder = self.served.decoder
         if not decoder.reads_prefix or decoder.num_texts > 1:
@@ -244,17 +247,19 @@ class Slots:
 
 
 class Loop:
-    """Rows of a batch that are refilled as their requests end. The device runs on its own until a row ends or a number of steps
-    is over; in between the host takes the records of rows that ended, and puts the next requests into these.
+    """Rows of a batch that are refilled as their requests end.
+
+    The device runs on its own until a row ends or a number of steps is over. Between such calls, the host collects the
+    records of rows that ended and puts the next requests into these rows.
 
     Attributes:
       state: the rows.
-      waiting: of requests that have no row yet, those that share one.
-      held: of every row that has some, the indices of its requests: one but of a search.
-      length: `[B]`, tokens of every row that turns were told of.
-      steps: `[B]`, passes likewise.
-      shared: what all prompts begin with, from `Slots.read_prefix`.
-      kept: what `Slots.enter` returned last.
+      waiting: requests without a row, in groups that share one.
+      held: the indices of every occupied row's requests; more than one only in a search.
+      length: `[B]`, the tokens of every row that turns have reported.
+      steps: `[B]`, the passes that turns have reported.
+      shared: the common prefix of all prompts, from `Slots.read_prefix`.
+      kept: what `Slots.enter` last returned.
     """
 
     def __init__(
@@ -275,12 +280,13 @@ class Loop:
           slots: rows with enough room for every request.
           requests: at least one; they enter in this order.
           keys: key data `[R, 2]`, one per request.
-          needs: of these requests, or of a longer list that they are part of.
-          timing: what is spent is added to it.
-          prefix: ids that every prompt begins with, which are prefilled once.
-          watch: what looks at texts as they come.
-          race: of several completions of a prompt the shortest is wanted, so that the others go no further than it.
-          on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
+          needs: the needs of these requests, or of a longer list that contains them.
+          timing: receives the time spent.
+          prefix: ids with which every prompt begins; they are prefilled once.
+          watch: watches texts as they come.
+          race: stops completions that are longer than a finished one of the same prompt, if only the shortest is
+            wanted.
+          on_end: called with the rows that have just ended and the state; returns the parameters for further steps.
         """
         self.slots, self.requests, self.keys, self.prefix = slots, requests, keys, prefix
         self.decoder = slots.served.decoder.fitted(needs)
@@ -300,7 +306,7 @@ class Loop:
             yield self.harvest(self.step())
 
     def begin(self) -> None:
-        """Compiles, so that the timing sees only decoding, and reads the prefix."""
+        """Compiles, so that timing covers only decoding, and reads the prefix."""
         with self.timing.spent("compile_seconds"):
             self.state = decoding.run(self.decoder, self.slots.served.params, self.slots.empty(), 0)
             jax.block_until_ready(self.state)
@@ -308,7 +314,7 @@ class Loop:
             self.state, self.shared = jax.block_until_ready(self.slots.read_prefix(self.state, self.prefix))
 
     def enter(self) -> None:
-        """The next requests into the rows that are free."""
+        """Puts the next requests into free rows."""
         free = [row for row in range(self.slots.rows) if row not in self.held][: len(self.waiting)]
         if not free:
             return
@@ -326,7 +332,7 @@ class Loop:
             self.length[free], self.steps[free] = to_host(self.state.length)[free], 0
 
     def step(self) -> SimpleNamespace:
-        """One call on the device; returns the fields of the state that records need, on the host."""
+        """Makes one call on the device; returns the fields of the state for records, on the host."""
         with self.timing.spent("decode_seconds"):
             count = STEPS_PER_CALL if self.watch is None else WATCHED_STEPS
             least = len(self.held) - self.slots.share + 1
@@ -334,7 +340,7 @@ class Loop:
             return SimpleNamespace(**to_host({name: getattr(self.state, name, None) for name in _RECORDED}))
 
     def harvest(self, host: SimpleNamespace) -> Turn:
-        """The records of rows that ended, which are free then.
+        """The records of rows that ended; these rows become free.
 
         Args:
           host: from `step`.
@@ -355,7 +361,7 @@ class Loop:
         return Turn(finished, int(new_tokens.sum()), int(steps.sum()), int(steps.max()))
 
     def _stopped(self, host) -> list[int]:
-        """The rows that wrote a stop string, which ends them."""
+        """The rows that wrote a stop string, which end there."""
         if self.watch is None:
             return []
         stopped = self.watch(host, {row: (own[0], self.requests[own[0]]) for row, own in self.held.items()})
@@ -367,7 +373,7 @@ class Loop:
         return stopped
 
     def _outrun(self, host, ended, finished) -> list[int]:
-        """The rows that end since another completion of their prompt was shorter."""
+        """Ends rows for which another completion of their prompt was shorter."""
         if self.race is None:
             return []
         self.race.hear(finished)
@@ -380,7 +386,7 @@ class Loop:
         return record_of(self.slots.served.tokenizer, self.requests[index], host, row, end)
 
     def _moved(self, host, rows) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens the last call brought to these rows, and how many passes they took part in."""
+        """The tokens that the last call added to these rows, and the passes in which they took part."""
         most = [self.requests[self.held[row][0]].max_new_tokens for row in rows]
         known = np.minimum(host.length[rows], host.prompt_length[rows] + most)  # a suffix follows
         steps = host.stats.steps[rows]
@@ -390,21 +396,21 @@ class Loop:
 
 
 def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | None = None) -> Record:
-    """The record of a request whose row ended, from the fields of the state that records need.
+    """The record of a request whose row ended, from the state's fields for records.
 
     Args:
       tokenizer: see `Served`.
-      request: of the row.
+      request: the row's request.
       host: these fields.
-      row: which.
-      end: its text, where that is known.
+      row: the row's number.
+      end: its text, if known.
     """
     ended = _of_rank(host, row, request.sample or 0)
     tokens = new_tokens(request, ended, row)
     decoded = len(tokens)
     reason = REASONS[Finish(int(ended.finish[row]))]
     text, count = (text_of(tokenizer, request, tokens), None) if end is None else end
-    if count is not None:  # the tokens end where the stop string is complete, however far the last call went on
+    if count is not None:  # the tokens end where the stop string is complete, even if the last call went further
         reason, tokens = "stop", tokens[:count]
     steps = int(host.stats.steps[row])
     error = None
@@ -438,7 +444,7 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
 
 
 def _of_rank(host: Any, row: int, rank: int) -> Any:
-    """A row as if it had ended with the text of this rank alone: the fields of the state, `score` and `missing`."""
+    """The fields of a row as if it had ended with only the text of this rank, and its `score` and `missing`."""
     if host.found is None or host.finish[row] == Finish.ERROR:
         return SimpleNamespace(**vars(host), score=None, missing=None)
     order = np.argsort(-host.found.scores[row], kind="stable")

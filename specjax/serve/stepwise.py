@@ -1,4 +1,4 @@
-"""Methods that go step by step on the host, as an engine's turns."""
+"""Methods that run step by step on the host, as an engine's turns."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from specjax.serve.slots import Timing, Turn
 from specjax.serve.watch import OnText
 
 _ENDS = {"budget": "length"}
-"""Ends of a method's texts that records call otherwise."""
+"""Finish reasons of a method that records name differently."""
 
 
 def stepwise_options(method: Stepwise, options: Mapping[str, Any], chat: bool | Chat) -> dict[str, Any]:
-    """Options of a prompt as a method takes them, on top of what its authors draw with.
+    """The options of a prompt for a method, on top of its authors' sampling settings.
 
     Raises:
-      ValueError: on what it has no use for.
+      ValueError: on an option that the method does not use.
     """
     name = type(method).__name__
     if options.get("ignore_eos"):
@@ -42,16 +42,16 @@ def stepwise_turns(
     slots: int,
     on_text: OnText | None = None,
 ) -> Iterator[Turn]:
-    """A turn for every few requests of like options.
+    """Yields a turn for every few requests with the same options.
 
     Args:
       method: bound to its model.
-      model: what writes.
+      model: the model.
       requests: in the order of their indices.
-      keys: `Engine.keys` of them.
-      timing: what is spent is added to it.
-      slots: how many are written side by side.
-      on_text: called with a request's index and its text, once that is written.
+      keys: their `Engine.keys`.
+      timing: receives the time spent.
+      slots: how many texts are written side by side.
+      on_text: called with a request's index and its text, once it is finished.
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, request in enumerate(requests):
@@ -61,7 +61,7 @@ def stepwise_turns(
         rows = min(slots, len(indices))
         for at in range(0, len(indices), rows):
             part = indices[at : at + rows]
-            whole = [*part, *[part[-1]] * (rows - len(part))]  # so that a last part needs no program of its own
+            whole = [*part, *[part[-1]] * (rows - len(part))]  # padded, so that the last part needs no separate program
             began = time.perf_counter()
             found = _written(method, model, [requests[i] for i in whole], keys[whole], rows)[: len(part)]
             timing.decode_seconds += time.perf_counter() - began

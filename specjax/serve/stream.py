@@ -7,14 +7,14 @@ from specjax.serve.slots import Turn
 
 
 class TextStream(Iterator[str]):
-    """Pieces of the new text of one prompt, of whole characters; together they are its record's text.
+    """An iterator over pieces of one prompt's new text, cut between characters. Joined, they are its record's text.
 
     Args:
-      turns: of an engine that completes the one request.
-      pieces: where the text of a turn is put before it comes.
+      turns: the turns of an engine that completes the one request. pieces: receives the text of a turn before the turn
+    is returned.
 
     Attributes:
-      record: the completion, once the last piece has come; None before.
+      record: the completion, available after the last piece; None before.
     """
 
     def __init__(self, turns: Iterator[Turn], pieces: list[str]):
@@ -25,7 +25,7 @@ class TextStream(Iterator[str]):
         """The next piece.
 
         Raises:
-          RuntimeError: after the last piece, where the text could not be completed: the record's error.
+          RuntimeError: after the last piece, with the record's error, if the text could not be completed.
         """
         return next(self._left)
 

@@ -1,4 +1,4 @@
-"""A prompt as a turn of a chat, a text as its tokens come, and where a stop string ends it."""
+"""A prompt as a chat turn, text from tokens as they come, and the search for stop strings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from specjax.models.text import HALF, decoder_of, text_before
 from specjax.serve.request import Request
 
-_LONGEST = 3  # tokens that may be read and leave a character open: it has 4 bytes at most
-_SHORTEST = 8  # tokens of a prompt that are read with what follows it, where they are enough
+_LONGEST = 3  # the most tokens that can leave a character incomplete: it has at most 4 bytes
+_SHORTEST = 8  # the fewest tokens of a prompt that are decoded with the new text
 
 
 def user_turn(prompt: Any, chat: Any) -> Any:
-    """A prompt, as chat messages where it is a text and `chat` is set.
+    """A prompt, as chat messages if it is a text and `chat` is set.
 
     >>> user_turn("Sort it.", chat=True)
     [{'role': 'user', 'content': 'Sort it.'}]
@@ -20,17 +20,17 @@ def user_turn(prompt: Any, chat: Any) -> Any:
 
 
 class Written:
-    """The text of tokens that come a few at a time, as `specjax.models.text.new_text` has it of all of them.
+    """The text of tokens that come a few at a time, equal to `specjax.models.text.new_text` of all of them.
 
-    Every token is decoded a few times, with the tokens just before it, however long the text is.
+    Every token is decoded a few times, together with the tokens just before it, whatever the length of the text.
 
     Args:
       tokenizer: a transformers tokenizer.
-      request: what the text is written for.
+      request: the request that the text answers.
       special: whether special tokens are written, under their own names.
 
     Attributes:
-      rest: the end of the text that later tokens may still change: a character that is not whole.
+      rest: the end of the text that later tokens may still change: an incomplete character.
     """
 
     def __init__(self, tokenizer: Any, request: Request, special: bool = False):
@@ -39,14 +39,14 @@ class Written:
         self._ids = self._end_of(list(request.ids))
         text = self._decode(self._ids)
         self._base = text_before(text, request.is_text)  # the text of `_ids` before the new text
-        self._given = 0  # characters after it that have been handed out
+        self._given = 0  # characters after it that have been returned
         self._at = len(self._ids)  # where the next window begins
         while self._at and self._base != text and self._decode(self._ids[: self._at]).endswith(HALF):
             self._at -= 1
         self.rest = ""
 
     def _end_of(self, prompt: list[int]) -> list[int]:
-        """As much of a prompt as its end is read alike with."""
+        """The shortest end of a prompt with which its last tokens are decoded in the same way."""
         text, size = self._decode(prompt), _SHORTEST
         while size < len(prompt):
             own = self._decode(prompt[-size:])
@@ -56,15 +56,15 @@ class Written:
         return prompt
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Reads more tokens; returns the text that has come, of whole characters."""
+        """Reads more tokens; returns the new text, in whole characters."""
         self._ids += tokens
         text = self._decode(self._ids)
-        if not text.startswith(self._base):  # a tokenizer that writes a text otherwise once more follows
+        if not text.startswith(self._base):  # some tokenizers write a text differently once more follows
             self._ids, self._base, self._at = self._ids[self._at :], "", 0
             text = self._decode(self._ids)
         new = text[len(self._base) :]
         settled = done = len(new.rstrip(HALF))
-        if not new or done < len(new):  # what writes nothing is left out, so that a window ends
+        if not new or done < len(new):  # tokens that write nothing are left out, so that a window ends
             self._ids[self._at :] = [i for i in self._ids[self._at :] if self._writes(i)]
         end = len(self._ids)
         if done < len(new):
@@ -79,18 +79,18 @@ class Written:
         return piece
 
     def _writes(self, token: int) -> bool:
-        """Whether it is no special token that is left out."""
+        """Whether a token is written, which omitted special tokens are not."""
         return self._special or bool(self._decode([token])) or not self._plain([token])
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the first of the stop strings begins, or None."""
+    """The start of the first stop string in the text, or None."""
     found = [at for at in (text.find(s) for s in stop) if at >= 0]
     return min(found, default=None)
 
 
 class Stops:
-    """Looks for stop strings in a text that comes a few tokens at a time, special tokens under their own names.
+    """Finds stop strings in a text that comes a few tokens at a time; special tokens count, under their own names.
 
     Args:
       tokenizer: a transformers tokenizer.
@@ -98,7 +98,7 @@ class Stops:
       stop: the stop strings, at least one.
 
     Attributes:
-      length: characters so far, without one that is not whole.
+      length: the number of complete characters so far.
     """
 
     def __init__(self, tokenizer: Any, request: Request, stop: Sequence[str]):
@@ -108,7 +108,7 @@ class Stops:
         self.length = 0
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        """Reads more tokens; returns where the first stop string begins that is complete, or None."""
+        """Reads more tokens; returns the start of the first complete stop string, or None."""
         piece = self._written.add(tokens)
         text = self._end + piece
         self.length += len(piece)
@@ -118,12 +118,14 @@ class Stops:
 
 
 def cut_at_stop(tokenizer: Any, request: Request, tokens: Sequence[int], stop: Sequence[str]) -> tuple[str, int] | None:
-    """The new text up to a stop string, and how many tokens wrote that string; None where there is no stop string.
+    """The new text up to a stop string, and how many tokens wrote that string; None if there is no stop string.
 
-    The one definition, of a text as it comes and of a record's: tokens are read one by one, and the first of them that
-    completes a stop string ends the text, where the earliest string that is then complete begins. So a longer stop string that
-    only a later token would complete does not matter, though it may begin before. Special tokens count, under their own names,
-    as in transformers' `StopStringCriteria`; the text is without them.
+    This definition holds for streamed text and for records. Tokens are read one by one. The first token that completes
+    a stop string ends the text, at the start of the earliest string that is then complete. So a stop string that only a
+    later token would complete does not matter, even if it begins earlier.
+
+    Special tokens count, under their own names, as in transformers' `StopStringCriteria`. The text does not include
+    them.
 
     Args:
       tokenizer: a transformers tokenizer.
@@ -132,7 +134,7 @@ def cut_at_stop(tokenizer: Any, request: Request, tokens: Sequence[int], stop: S
       stop: the stop strings, at least one.
     """
     stops, written = Stops(tokenizer, request, stop), Written(tokenizer, request)
-    text, ends = [], [(0, 0)]  # after every token: characters with special tokens, and without
+    text, ends = [], [(0, 0)]  # after every token: the number of characters with special tokens, and without
     for count, token in enumerate(tokens, start=1):
         at = stops.add([token])
         text.append(written.add([token]))

@@ -1,4 +1,4 @@
-"""Log-probabilities of every token of given texts: read once, in batches of like lengths. Nothing is decoded.
+"""Log-probabilities of every token of given texts, read in batches of similar lengths. Nothing is decoded.
 
 Shapes: `B` rows, `W` buffer columns, `C` columns of a chunk, `V` vocabulary.
 """
@@ -21,9 +21,9 @@ from specjax.sharding.rules import constrain, partition, rounded
 Array = jax.Array
 
 CHUNK = 64
-"""Columns read at a time: the logits of so many are all that there ever are."""
+"""Columns read at a time; never more logits than these exist at once."""
 WINDOW = 64
-"""Batches whose texts are sorted by length together; results come out after every window."""
+"""Batches per window: texts of a window are sorted by length together, and results follow after each window."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Text:
 
     Attributes:
       ids: token ids.
-      first: where those begin that are asked for, at least 1.
+      first: the index of the first token to score, at least 1.
     """
 
     ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Found:
 
     Attributes:
       logprobs: natural logarithms under the model's own softmax, one per token.
-      greedy: whether every one of them is the likeliest.
+      greedy: whether each of these tokens is the likeliest.
     """
 
     logprobs: list[float]
@@ -58,7 +58,7 @@ class Reading:
 
     Attributes:
       lm: the model.
-      mesh: where parameters and rows lie, or None.
+      mesh: the mesh that holds parameters and rows, or None.
     """
 
     lm: LM
@@ -67,7 +67,7 @@ class Reading:
     @settled
     @on_mesh
     def __call__(self, params: Any, tokens: Array, first: Array, length: Array) -> tuple[Array, Array]:
-        """What the model gives tokens `first` to `length - 1` of every row.
+        """The log-probabilities of tokens `first` to `length - 1` of every row.
 
         Args:
           params: the model's.
@@ -76,8 +76,8 @@ class Reading:
           length: `[B]` int32, tokens of a row.
 
         Returns:
-          Log-probabilities `[B, W]` float32, column j of token j + 1, and whether that token is the likeliest; other columns
-          hold anything.
+          Log-probabilities `[B, W]` float32, column j for token j + 1, and whether that token is the likeliest. Other
+          columns are undefined.
         """
         rows, width = tokens.shape[0], tokens.shape[1] - 1
         dtype = jax.tree.leaves(params)[0].dtype
@@ -108,7 +108,7 @@ class Reading:
 
 
 score_program = jax.jit(Reading.__call__, static_argnums=0)
-"""`Reading`, compiled once for a model, a mesh, a number of rows and a width."""
+"""`Reading`, compiled once per model, mesh, number of rows and width."""
 
 
 class Reader:
@@ -117,7 +117,7 @@ class Reader:
     Args:
       model: a `specjax.models.Model`.
       params: the model's own.
-      mesh: where they lie, or None.
+      mesh: the mesh that holds them, or None.
 
     Raises:
       ValueError: for a diffusion model.
@@ -132,18 +132,18 @@ class Reader:
         self.reading, self.params = Reading(model.lm, mesh), params
 
     def run(self, texts: Sequence[Text], *, batch_size: int = 8, start: int = 0) -> Iterator[Found]:
-        """What is found, in the order of the texts. It depends on the batch by rounding alone.
+        """Yields the results in the order of the texts. They depend on the batch only by rounding.
 
         Args:
           texts: all of them.
-          batch_size: rows read together; fewer where there are fewer texts.
-          start: the first text that is asked for. Those after it are read in the batches that they would be in without it.
+          batch_size: rows read together; fewer if there are fewer texts.
+          start: the first text to read. Batches are the same as in a run from the beginning.
         """
         rows = rounded(self.reading.mesh, "batch", min(batch_size, power_of_two(len(texts))))
         size = WINDOW * rows
         for begin in range(start // size * size, len(texts), size):
             window = texts[begin : begin + size]
-            order = sorted(range(len(window)), key=lambda i: -len(window[i].ids))  # rows of a batch have like lengths
+            order = sorted(range(len(window)), key=lambda i: -len(window[i].ids))  # for batches of similar lengths
             found: dict[int, Found] = {}
             for at in range(0, len(order), rows):
                 some = order[at : at + rows]
@@ -171,5 +171,5 @@ class Reader:
 
 
 def power_of_two(least: int) -> int:
-    """The smallest one that is at least so much."""
+    """The smallest power of two that is at least this number."""
     return 1 << max(least - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""The texts of running rows: handed out as they come, and ended where a stop string is complete."""
+"""The texts of running rows: passed on as they come, and ended at a complete stop string."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from specjax.state import Finish
 
 OnText = Callable[[int, str], None]
 End = tuple[str | None, int | None]
-"""A text that has ended, and how many tokens wrote its stop string; None where it has none."""
+"""A finished text, and how many tokens wrote its stop string; None if it has none."""
 
 
 class Watch:
-    """Finds stop strings in running rows, and hands out text as it comes."""
+    """Finds stop strings in running rows, and passes on text as it comes."""
 
     def __init__(self, tokenizer: Any, on_text: OnText | None):
         self.tokenizer, self.on_text = tokenizer, on_text
@@ -23,7 +23,7 @@ class Watch:
 
     @classmethod
     def of(cls, tokenizer: Any, requests: Sequence[Request], on_text: OnText | None) -> "Watch | None":
-        """What watches these requests; None where nothing is to be found or handed out."""
+        """A watch over these requests; None if there is nothing to find or to pass on."""
         return cls(tokenizer, on_text) if on_text or any(request.stop for request in requests) else None
 
     def __call__(self, host: Any, held: dict[int, tuple[int, Request]]) -> list[int]:
@@ -48,41 +48,41 @@ class Watch:
         return stopped
 
     def end(self, index: int) -> End | None:
-        """The text of a request whose row has ended; it is asked once."""
+        """The text of a request whose row has ended; call it once."""
         return self._ends.pop(index, None)
 
 
 class _Text:
-    """What a running row has written."""
+    """The text that a running row has written."""
 
     def __init__(self, tokenizer: Any, request: Request, stop: tuple[str, ...], shown: bool):
         self.stops = Stops(tokenizer, request, stop) if stop else None
         self.written = Written(tokenizer, request) if shown else None
         self.count = self.given = 0
         self.due = ""
-        self.held_back = max(map(len, stop), default=1) - 1  # characters that a stop string may begin with
+        self.held_back = max(map(len, stop), default=1) - 1  # characters that may begin a stop string
 
     def read(self, tokens: list[int]) -> int | None:
-        """Reads new tokens; returns where the first stop string begins, or None."""
+        """Reads new tokens; returns the start of the first stop string, or None."""
         self.count += len(tokens)
         if self.written is not None and tokens:
             self.due += self.written.add(tokens)
         return None if self.stops is None or not tokens else self.stops.add(tokens)
 
     def come(self) -> str:
-        """What can be shown of a text that goes on: neither half a character nor half a stop string."""
+        """The new text of a running row that can be shown: no partial character, and no partial stop string."""
         end = max(0, len(self.due) - self.held_back)
         text, self.due = self.due[:end], self.due[end:]
         self.given += len(text)
         return text
 
     def left(self, text: str) -> str:
-        """What has not been shown of a text that has ended."""
+        """The part of a finished text that has not been shown."""
         return text[self.given :]
 
 
 def new_tokens(request: Request, host: Any, row: int, known: int = 0) -> list[int]:
-    """A row's new tokens after the first `known`, from the fields of the state that records need."""
+    """A row's new tokens after the first `known`, from the state's fields for records."""
     begin = int(host.prompt_length[row])
     end = min(int(host.length[row]), begin + request.max_new_tokens)  # a suffix follows
     return host.tokens[row][begin + known : end].tolist()

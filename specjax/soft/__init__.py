@@ -1,6 +1,6 @@
-"""Soft thinking, a decoder whose rows read mixtures of tokens while they think, and its mixers.
+"""Soft thinking: a decoder whose rows read mixtures of tokens while they think, and its mixers.
 
-A line per method, in the order in which they are listed.
+One line per method, in the order in which they are listed.
 """
 # isort: skip_file
 

@@ -1,4 +1,4 @@
-"""The base of mixers: from a token's distribution to the mixture of tokens that a row reads next while it thinks.
+"""The base of mixers: from a token's distribution to the mixture of tokens that a thinking row reads next.
 
 In the shape descriptions `B` denotes rows, `n` tokens of a mixture, `V` the vocabulary.
 """
@@ -21,12 +21,12 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixed(Pretty):
-    """The mixture that a step makes of every row's distribution.
+    """The mixture that a step makes from every row's distribution.
 
     Attributes:
       ids: `[B, n]` int32, different tokens, the heaviest first.
       weights: `[B, n]` float32, which sum to 1.
-      token: `[B]` int32, what a row that thinks records: the heaviest; -1 where no score is finite.
+      token: `[B]` int32, the token that a thinking row records: the heaviest; -1 if no score is finite.
     """
 
     ids: Array
@@ -41,17 +41,17 @@ class Mixer(abc.ABC):
     Implementations are frozen dataclasses. A greedy row's distribution is one token, and so is its mixture.
 
     Attributes:
-      n: tokens of a mixture, at most V of them.
-      cold_stop: nats; thinking ends where the model's own distribution had less entropy for `cold_steps` tokens on end;
-        0: it does not.
+      n: tokens of a mixture, at most V.
+      cold_stop: in nats; thinking ends when the model's own distribution has had less entropy for `cold_steps` tokens
+        in a row. 0: it does not end thinking.
       cold_steps: how many.
 
     Raises:
-      ValueError: on numbers out of range.
+      ValueError: for numbers out of range.
     """
 
     about: ClassVar[Named] = None
-    """Its names in the registry, and what its text is worth beside plain decoding's."""
+    """Its names in the registry, and what its text guarantees compared with plain decoding's."""
 
     n: int = 8
     cold_stop: float = 0.0
@@ -70,22 +70,24 @@ class Mixer(abc.ABC):
         """The next input, from raw logits `[B, 1, V]`."""
 
     def plain(self, logits: Array, sampler: Sampler, mixed: Mixed) -> Array:
-        """Plain decoding's token `[B]` at the same place; -1 where no score is finite."""
+        """Plain decoding's token `[B]` at the same place; -1 if no score is finite."""
         return sampler.draw(logits, 0)[:, 0]
 
 
 def heaviest(ids: Array, weights: Array, finite: Array) -> Mixed:
-    """A mixture of tokens `[B, n]` in the order of their weights; the row fails where it is not `finite` `[B]`."""
+    """A mixture of tokens `[B, n]` in the order of their weights; a row that is not `finite` `[B]` fails."""
     order = jnp.argsort(-weights, axis=1, stable=True)
     ids, weights = (jnp.take_along_axis(x, order, axis=1) for x in (ids, weights))
     return Mixed(ids, weights, jnp.where(finite, ids[:, 0], -1))
 
 
 def likeliest(logits: Array, sampler: Sampler, n: int) -> tuple[Array, Array, Array]:
-    """The n likeliest tokens `[B, n]` of every row's distribution after all warpers, their renormalised
-    log-probabilities `[B, n]`, and whether these are numbers `[B]`."""
+    """The n likeliest tokens `[B, n]` of every row's distribution after all warpers.
+
+    Also their renormalised log-probabilities `[B, n]`, and whether these are finite `[B]`.
+    """
     log_probs = sampler.log_probs(logits)[:, 0]
     top, ids = jax.lax.top_k(log_probs, min(n, log_probs.shape[1]))
-    # greedy rows' distribution is made by a comparison, which hides what is no number
+    # greedy rows' distribution comes from a comparison, which hides NaN
     finite = jnp.isfinite(top[:, 0]) & ~jnp.isnan(logits).any(axis=(1, 2))
     return ids, jax.nn.log_softmax(top, axis=1), finite

@@ -30,13 +30,13 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftState(DecodeState):
-    """The rows of soft thinking. `tokens` are the heaviest of every mixture; what was read in their place is in the cache.
+    """The rows of soft thinking. `tokens` are the heaviest of every mixture; the cache holds what was read in their place.
 
     Attributes:
-      ids: `[B, n]` int32, what the last new token is read as, the heaviest first.
+      ids: `[B, n]` int32, the tokens that the last new token is read as, the heaviest first.
       weights: `[B, n]` float32.
-      thinks: `[B]` bool, whether that is so.
-      calm: `[B]` int32, for how many tokens on end the distribution had little entropy.
+      thinks: `[B]` bool, whether it is read so.
+      calm: `[B]` int32, for how many tokens in a row the distribution has had little entropy.
     """
 
     ids: Array
@@ -52,15 +52,17 @@ class SoftState(DecodeState):
 
 @dataclasses.dataclass(frozen=True)
 class SoftThinkingDecoder(Speculative):
-    """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is `{"target": ..., "draft": None}`.
+    """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is `{"target": ..., "draft":
+    None}`.
 
-    Rows at temperature 0 do not think. A row has thought when its heaviest token is `end_of_think`, or by `Mixer.cold_stop`,
-    which writes that token in place of its own. One program serves both: slots that are no mixture are read as their token.
-    What follows a mixture is no function of the text, so there is nothing that a draft could be verified against.
+    Rows at temperature 0 do not think. A row stops thinking when its heaviest token is `end_of_think`, or by
+    `Mixer.cold_stop`, which writes that token in place of its own. One program serves both: slots that are not mixtures
+    are read as their token. The text after a mixture is not a function of the text before it, so no draft could be
+    verified.
 
     Attributes:
-      mixer: what a mixture is.
-      end_of_think: a token's id; -1: none ends it.
+      mixer: makes the mixtures.
+      end_of_think: a token's id; -1 for none.
     """
 
     mixer: Mixer = GumbelSoftmax()
@@ -78,7 +80,7 @@ class SoftThinkingDecoder(Speculative):
 
     @on_mesh
     def step(self, params: PyTree, state: SoftState) -> tuple[SoftState, StepInfo]:  # type: ignore[override]
-        """One target pass: every live row commits a token."""
+        """One target pass: every live row commits one token."""
         view, sampler = self._begun(state)
         proposal = Proposal(root_only(view.root), state.draft)
         with jax.named_scope("target"):
@@ -98,7 +100,7 @@ class SoftThinkingDecoder(Speculative):
         return dataclasses.replace(block, mixture=own)
 
     def _drawn(self, state, logits, sampler) -> tuple[Array, dict[str, Array]]:
-        """The tokens `[B]` that follow logits `[B, 1, V]`, and the fields of the state that say how they are read."""
+        """The tokens `[B]` after logits `[B, 1, V]`, and the fields of the state that say how they are read."""
         if self.greedy:  # nobody thinks
             return sampler.draw(logits, 0)[:, 0], {}
         thinks, calm = state.thinks & (state.sampling.temperature > 0), state.calm
@@ -116,7 +118,7 @@ class SoftThinkingDecoder(Speculative):
 
 
 def entropy(logits: Array) -> Array:
-    """The entropy of the softmax of logits `[B, V]`, in nats, `[B]`; a token that cannot come adds nothing."""
+    """The entropy of the softmax of logits `[B, V]`, in nats, `[B]`; a token with probability 0 adds nothing."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return -jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0.0).sum(axis=-1)
 
@@ -130,18 +132,18 @@ def soft_thinking(
     mesh: jax.sharding.Mesh | None = None,
     processors: Sequence[Processor] = (),
 ) -> SoftThinkingDecoder:
-    """A decoder whose rows think in mixtures of tokens. `mesh` is one that `specjax.sharding.make_mesh` takes.
+    """A decoder whose rows think in mixtures of tokens. `mesh` comes from `specjax.sharding.make_mesh`.
 
     Args:
       target: the model.
-      mixer: what a mixture is; None: `GumbelSoftmax()`.
-      end_of_think: the id of the token that ends it; -1: none.
+      mixer: makes the mixtures; None is `GumbelSoftmax()`.
+      end_of_think: the id of the token that ends thinking; -1 for none.
       logprobs: whether to keep log-probabilities of the emitted tokens, after the mixtures that were read.
       mesh: where parameters and state lie.
       processors: see `specjax.sampling.Processor`.
 
     Raises:
-      ValueError: where the target reads no mixtures, or has no such token; on a mesh of other axes.
+      ValueError: if the target reads no mixtures, or has no such token; for a mesh with other axes.
     """
     check_mixtures(target)
     if not -1 <= end_of_think < target.vocab_size:

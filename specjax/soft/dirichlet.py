@@ -13,16 +13,16 @@ from specjax.soft.base import Mixer, heaviest, likeliest
 
 @dataclasses.dataclass(frozen=True)
 class Dirichlet(Mixer):
-    """Weights drawn from `Dirichlet(alpha p)`, p the renormalised distribution of the n likeliest tokens after all
-    warpers.
+    """Weights drawn from `Dirichlet(alpha p)`; p is the renormalised distribution of the n likeliest tokens after all warpers.
 
-    A token's Gamma draw belongs to its place and its id, so a near-tie between two tokens changes no other one's.
+    A token's Gamma draw belongs to its place and its id, so a near-tie between two tokens changes no other token's
+    draw.
 
     Attributes:
-      alpha: above 0; the larger, the nearer the weights are to p.
+      alpha: above 0; the larger it is, the nearer the weights are to p.
 
     Raises:
-      ValueError: on numbers out of range.
+      ValueError: for numbers out of range.
     """
 
     about = About("dirichlet", "weights drawn from a Dirichlet around the distribution", "arXiv:2508.03440", "own text")
@@ -41,7 +41,7 @@ class Dirichlet(Mixer):
         draw = lambda key, token, shape: jax.random.loggamma(jax.random.fold_in(key, token), shape)
         shapes = jnp.where(possible, jnp.maximum(self.alpha * jnp.exp(log_p), jnp.finfo(jnp.float32).tiny), 1.0)
         drawn = jax.vmap(jax.vmap(draw, in_axes=(None, 0, 0)))(keys, ids, shapes)
-        first = jnp.arange(ids.shape[1])[None] == 0  # where all underflow, the likeliest is left
+        first = jnp.arange(ids.shape[1])[None] == 0  # if all underflow, the likeliest is left
         usable = possible & (jnp.isfinite(drawn) | first)
         drawn = jnp.where(usable, jnp.maximum(drawn, jnp.finfo(jnp.float32).min), -jnp.inf)
         weights = jax.nn.softmax(jnp.where(finite[:, None], drawn, 0.0), axis=1)

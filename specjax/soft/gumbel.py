@@ -12,18 +12,17 @@ from specjax.soft.base import Mixed, Mixer
 
 @dataclasses.dataclass(frozen=True)
 class GumbelSoftmax(Mixer):
-    """Weights `softmax((log p + g) / tau)` over the n tokens of the highest `log p + g`; p is the distribution after
-    all warpers.
+    """Weights `softmax((log p + g) / tau)` over the n tokens with the highest `log p + g`; p is after all warpers.
 
-    g is the Gumbel vector that the place owns, so the heaviest token is the one that plain decoding draws there from the same
-    inputs, and with `tau` 0 the whole text is plain decoding's. The published rule takes the n likeliest tokens before the
-    noise: these are the same where a row's `top_k` is n or less.
+    g is the Gumbel vector of the place. So the heaviest token is the one that plain decoding draws there from the same
+    inputs, and with `tau` 0 the whole text is plain decoding's. The published rule takes the n likeliest tokens before
+    the noise, which are the same if a row's `top_k` is n or less.
 
     Attributes:
-      tau: 0 or more; 0 takes the heaviest alone.
+      tau: 0 or more; 0 takes only the heaviest.
 
     Raises:
-      ValueError: on numbers out of range.
+      ValueError: for numbers out of range.
     """
 
     about = About("gumbel", "weights by Gumbel-softmax of the distribution", "arXiv:2508.03440", "own text")
@@ -38,7 +37,7 @@ class GumbelSoftmax(Mixer):
     def mix(self, logits, sampler):
         scores = sampler.scores(logits, 0)[:, 0]
         top, ids = jax.lax.top_k(scores, min(self.n, scores.shape[1]))
-        finite = jnp.isfinite(top[:, 0]) & ~jnp.isnan(scores).any(axis=1)  # a maximum may lose what is no number
+        finite = jnp.isfinite(top[:, 0]) & ~jnp.isnan(scores).any(axis=1)  # a maximum may lose a NaN
         gap = jnp.where(finite[:, None], top - top[:, :1], 0.0)
         alone = (sampler.params.temperature == 0)[:, None] | (self.tau == 0)
         first = jnp.arange(top.shape[1])[None] == 0

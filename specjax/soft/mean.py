@@ -10,8 +10,7 @@ from specjax.soft.base import Mixer, heaviest, likeliest
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Mixer):
-    """Weights p, the renormalised distribution of the n likeliest tokens after all warpers. Nothing is drawn while a
-    row thinks."""
+    """Weights p, the renormalised distribution of the n likeliest tokens after all warpers. A thinking row draws nothing."""
 
     about = About("mean", "the distribution's own weights, nothing drawn", "arXiv:2505.15778", "own text")
 

@@ -1,4 +1,5 @@
-"""Verifiable tasks: questions by seed with reference answers and exact checkers, held out by what they mean."""
+"""Verifiable tasks: questions by seed with reference answers and exact checkers, split by meaning into training and
+held-out."""
 
 from specjax.tasks.base import LEVELS as LEVELS
 from specjax.tasks.base import Family as Family

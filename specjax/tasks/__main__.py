@@ -10,7 +10,7 @@ from specjax.tasks import FAMILIES, LEVELS, SPLITS, Question, generate
 
 
 def record(question: Question) -> dict:
-    """A question as JSON; for those that fill in, also what stands on both sides of the gap."""
+    """A question as JSON; if it has a gap, with the text on both sides of it."""
     made = {"family": question.family, "level": question.level, "prompt": question.prompt, "answers": question.answers}
     gap = {} if question.infill is None else dict(zip(("left", "right"), question.infill, strict=True))
     return made | gap
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def show(words: Sequence[str] | None) -> int:
-    """Prints what was asked for."""
+    """Prints the requested questions."""
     chosen = parser().parse_args(words)
     names = list(FAMILIES) if chosen.family is None else [chosen.family]
     levels = LEVELS if chosen.level is None else (chosen.level,)

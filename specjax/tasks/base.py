@@ -1,7 +1,9 @@
-"""The contract of a family of tasks: a question has a prompt, reference answers, an exact checker, and a key to its meaning.
+"""The contract of a family of tasks: questions with a prompt, reference answers, an exact checker and a key to the
+meaning.
 
-A question is held out or for training by a hash of its key, so no seed, wording or level can move it to the other side. Copied
-words have a space in front on both sides, in lists, quotes and JSON strings too, so that a tokenizer gives them one token.
+A hash of its key decides whether a question is held out, so no seed, wording or level can move it to the other side.
+Copied words follow a space in both prompt and answer, also in lists, quotes and JSON strings, so that a tokenizer gives
+them the same token.
 """
 
 import abc
@@ -16,7 +18,7 @@ from specjax.about import About
 Item = TypeVar("Item")
 LEVELS = (1, 2, 3)
 HELD_OUT_PARTS = 16
-"""One meaning in so many is held out."""
+"""One in this many meanings is held out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +28,12 @@ class Question:
     Attributes:
       family: name of its family.
       level: 1 (easiest) to 3.
-      prompt: what is asked.
-      answers: right answers, the first the one to train on; where a checker accepts more than these, some of them.
-      key: what it is about, whatever its wording.
+      prompt: the text of the question.
+      answers: right answers; the first is used for training. If the checker accepts more than these, some of them.
+      key: its meaning, whatever its wording.
       form: its wording, for statistics.
-      infill: where the answer is a gap in a text, what stands before and after the gap, for models that fill in.
-      given: what the checker needs besides the answers, plain data.
+      infill: for models that fill in: if the answer is a gap in a text, the text before and after the gap.
+      given: further data for the checker, as plain data.
     """
 
     family: str
@@ -45,10 +47,12 @@ class Question:
 
 
 class Rng:
-    """Draws that are the same on every platform and Python version: only `random.Random.random` promises that.
+    """A generator with the same draws on every platform and Python version.
+
+    Only `random.Random.random` guarantees that, so all draws are made from it.
 
     Args:
-      words: what the seed is made of.
+      words: the words of which the seed is made.
     """
 
     def __init__(self, *words: Any):
@@ -56,7 +60,7 @@ class Rng:
         self._random = random.Random(int.from_bytes(seed[:8], "big")).random
 
     def integers(self, low: int, high: int | None = None) -> int:
-        """A whole number from `low` to before `high`; from 0 to before `low` where there is no `high`."""
+        """A whole number in [`low`, `high`), or in [0, `low`) without `high`."""
         low, high = (0, low) if high is None else (low, high)
         return low + int(self._random() * (high - low))
 
@@ -69,7 +73,7 @@ class Rng:
         return items[int(self._random() * len(items))]
 
     def permutation(self, n: int) -> list[int]:
-        """The numbers below n in any order."""
+        """The numbers below n in random order."""
         order = list(range(n))
         for i in range(n - 1, 0, -1):
             j = int(self._random() * (i + 1))
@@ -77,10 +81,10 @@ class Rng:
         return order
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """Some of the items, each at most once, in any order.
+        """Some of the items, each at most once, in random order.
 
         Raises:
-          ValueError: where there are fewer.
+          ValueError: if there are fewer items than `count`.
         """
         if count > len(items):
             raise ValueError(f"cannot draw {count} of {len(items)} items")
@@ -93,28 +97,28 @@ class Rng:
         return drawn
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
-        """The items in any order."""
+        """The items in random order."""
         return [items[i] for i in self.permutation(len(items))]
 
 
 class Family(abc.ABC):
-    """A kind of task: first what a question is about (`draw`, `key`), then its words (`write`)."""
+    """A kind of task: it draws the content of a question (`draw`, `key`), then words it (`write`)."""
 
     about: ClassVar[About]
     split_as: ClassVar[str] = ""
-    """The family whose meanings these are, where two families ask about the same; empty: its own."""
+    """The family that owns the meanings, if two families ask about the same; empty: this one."""
 
     @abc.abstractmethod
     def draw(self, rng: Rng, level: int) -> Any:
-        """What a question is about, as plain data."""
+        """Draws the content of a question, as plain data."""
 
     @abc.abstractmethod
     def key(self, content: Any) -> str:
-        """The same words for the same meaning."""
+        """A key that is equal for contents with the same meaning."""
 
     @abc.abstractmethod
     def write(self, rng: Rng, level: int, content: Any) -> Question:
-        """A question about it, in some wording."""
+        """A question about the content, in some wording."""
 
     @abc.abstractmethod
     def check(self, question: Question, text: str) -> bool:
@@ -126,7 +130,7 @@ class Family(abc.ABC):
         return self.about.name
 
     def is_held_out(self, content: Any) -> bool:
-        """Whether what a question is about belongs to the held-out part."""
+        """Whether a content belongs to the held-out part."""
         words = f"{self.split_as or self.name}\0{self.key(content)}"
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big") % HELD_OUT_PARTS == 0
 

@@ -1,4 +1,4 @@
-"""Questions as chat: roles, and the template that turns them into text, in the form that tokenizers carry."""
+"""Questions as chat messages, and the chat template that turns them into text."""
 
 import functools
 
@@ -8,7 +8,7 @@ from specjax.tasks.base import Question
 
 ROLES = ("system", "user", "assistant")
 TURN_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-"""Special tokens of the template; the last ends a turn, so it is the end-of-text token of a model that answers."""
+"""The template's special tokens. The last one ends a turn, so it is the end-of-text token of a chat model."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -19,11 +19,12 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""A turn is its role's token, a space, its text and the end token; so an answer begins with a space, as copied words do."""
+"""The chat template. A turn is its role's token, a space, its text and the end token, so an answer begins with a space,
+like copied words."""
 
 
 def messages(question: Question, answered: bool = False) -> list[dict[str, str]]:
-    """A question as chat messages, with its first answer where `answered`."""
+    """A question as chat messages; with `answered`, its first answer is included."""
     asked = [{"role": "user", "content": question.prompt}]
     return [*asked, {"role": "assistant", "content": question.answers[0]}] if answered else asked
 

@@ -1,8 +1,8 @@
 """Evaluates one-line functions by walking their syntax tree: nothing is compiled or executed, and all work is bounded.
 
-What may stand in them is a short list: whole numbers, strings, lists, arithmetic without powers and true division,
-comparisons, comprehensions over an argument, slices and a few calls. Attributes, default arguments, other statements,
-lambdas, assignments and f-strings are not on it.
+Few constructs are allowed: whole numbers, strings, lists, arithmetic without powers and true division, comparisons,
+comprehensions over an argument, slices and a few calls. Attributes, default arguments, other statements, lambdas,
+assignments and f-strings are refused.
 """
 
 import ast
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST = 400
-"""Characters of a function."""
+"""The most characters of a function."""
 DEEPEST = 30
-"""Nodes inside one another."""
+"""The most nested nodes."""
 BUDGET = 20_000
-"""Nodes visited in one call."""
+"""The most nodes visited in one call."""
 LARGEST = 10**12
 MOST = 2_000
-"""Items of a list, characters of a string."""
+"""The most items of a list, and characters of a string."""
 
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -45,7 +45,7 @@ TAKE_GENERATORS = ("list", "max", "min", "sorted", "sum")
 
 
 class Refused(ValueError):
-    """Something that is not on the list, or too much work."""
+    """The code uses something that is not allowed, or takes too much work."""
 
 
 class Function:
@@ -55,7 +55,7 @@ class Function:
       source: `def name(a, b): return expression`.
 
     Raises:
-      Refused: where it is anything else.
+      Refused: on anything else.
     """
 
     def __init__(self, source: str):
@@ -91,7 +91,7 @@ class Function:
         """The function's value.
 
         Raises:
-          Refused: where it takes too much work, or Python would raise an error.
+          Refused: if it takes too much work, or Python would raise an error.
         """
         if len(values) != len(self.arguments):
             raise Refused(f"takes {len(self.arguments)} arguments")
@@ -102,7 +102,7 @@ class Function:
 
 
 def _check(node: ast.AST, depth: int, names: set[str]) -> None:
-    """Refuses what is not on the list, before anything is evaluated."""
+    """Refuses constructs that are not allowed, before anything is evaluated."""
     if depth > DEEPEST:
         raise Refused("too deep")
     inner = names
@@ -164,7 +164,7 @@ def _check_call(node: ast.Call) -> None:
 
 
 class _Walk:
-    """One call: counts what it visits."""
+    """One call, which counts the nodes that it visits."""
 
     def __init__(self):
         self.left = BUDGET

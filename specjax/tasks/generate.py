@@ -18,7 +18,7 @@ def family_of(name: str) -> Family:
     """The family of a name.
 
     Raises:
-      ValueError: on an unknown one.
+      ValueError: on an unknown name.
     """
     if name not in FAMILIES:
         raise ValueError(f"unknown family {name!r}; choose {', '.join(FAMILIES)}")
@@ -35,7 +35,7 @@ def question_of(family: Family, rng: Rng, level: int, held_out: bool) -> Questio
 
 
 def generate(family: str, level: int, seed: int, count: int, split: str = "held_out") -> list[Question]:
-    """Questions with different prompts; the first ones are the same whatever the count.
+    """Questions with different prompts; a larger count only appends questions.
 
     Args:
       family: a name of `FAMILIES`.
@@ -45,7 +45,7 @@ def generate(family: str, level: int, seed: int, count: int, split: str = "held_
       split: `held_out`, which training never sees, or `train`.
 
     Raises:
-      ValueError: on an unknown family, level or split, a negative count, or where there are not so many questions.
+      ValueError: on an unknown family, level or split, on a negative count, or if there are too few questions.
     """
     kind = family_of(family)
     _check_level(level)
@@ -67,12 +67,12 @@ def generate(family: str, level: int, seed: int, count: int, split: str = "held_
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """What training draws from, every question by its own index, so that it can go on anywhere.
+    """The endless mixture of questions for training; each has an index, so training can resume anywhere.
 
     Attributes:
-      seed: of all draws.
-      families: names; one that stands twice is drawn twice as often. Empty: each once.
-      levels: in the same manner.
+      seed: the seed of all draws.
+      families: names; a name listed twice is drawn twice as often. Empty: each family once.
+      levels: the levels, in the same form.
 
     Raises:
       ValueError: on an unknown family or level.
@@ -99,7 +99,7 @@ class Mixture:
         return question_of(family, rng, rng.choice(self.levels), held_out=False)
 
     def stream(self, start: int = 0) -> Iterator[Question]:
-        """The questions from an index on, without end."""
+        """The endless sequence of questions from an index on."""
         while True:
             yield self[start]
             start += 1
@@ -109,13 +109,13 @@ def check(question: Question, text: str) -> bool:
     """Whether a text answers a question.
 
     Raises:
-      ValueError: where the question's family is unknown.
+      ValueError: if the question's family is unknown.
     """
     return family_of(question.family).check(question, text)
 
 
 def keys(questions: Sequence[Question]) -> set[tuple[str, str]]:
-    """What some questions are about: meanings with the family that owns them."""
+    """The meanings of some questions, each with the family that owns it."""
     return {(family_of(q.family).split_as or q.family, q.key) for q in questions}
 
 

@@ -1,4 +1,4 @@
-"""What can be done to a list, and whether it was done: ParallelBench's operations (Kang et al. 2025), and a few more.
+"""Operations on lists and their checks: ParallelBench's (Kang et al. 2025), and a few more.
 
 Copying, reversing, sorting and edits at a given index have one right answer; a shuffle, or an edit at a random place, has many.
 Indices count from 0.
@@ -16,10 +16,10 @@ class Operation:
     """An operation.
 
     Attributes:
-      solve: from items, word, index and a generator (`integers(n)`, `permutation(n)`) to a right answer.
-      right: whether an answer is right, from it, a right one, items and word.
-      word: whether an item is given to put in.
-      places: how many places an index may take for n items; None: no index is given.
+      solve: computes a right answer from items, word, index and a generator (`integers(n)`, `permutation(n)`).
+      right: says whether an answer is right, from the answer, a right one, items and word.
+      word: whether an item to insert is given.
+      places: how many places an index can have for n items; None: no index is given.
     """
 
     solve: Callable[[Items, Any, Any, Any], Items]

@@ -1,8 +1,8 @@
 """Velan, an invented language: its dictionary and grammar never change, so a model can learn them.
 
-A clause is a particle of time (`ta` past, `su` future), `ne` where it is denied, the verb, its subject, its object, and
-`po` with a place. A noun has `mi` in front where there are several, and its adjective after. `ke` joins two clauses,
-and a full stop ends them.
+A clause is a particle of time (`ta` past, `su` future), `ne` if negated, the verb, its subject, its object, and `po`
+with a place. `mi` precedes a plural noun, and an adjective follows its noun. `ke` joins two clauses, and a full stop
+ends them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ _PASTS = (
     "want wanted forget forgot guard guarded bring brought love loved"
 ).split()
 VERBS: dict[str, str] = dict(zip(_PASTS[::2], _PASTS[1::2], strict=True))
-"""English verbs and their past."""
+"""English verbs and their past forms."""
 PLURALS = {"wolf": "wolves", "mouse": "mice", "knife": "knives", "fox": "foxes", "box": "boxes"}
 SAME = ("sheep", "deer")
 NOUNS = tuple(word for word in (*ANIMALS, *THINGS) if word not in SAME)
@@ -35,7 +35,7 @@ DICTIONARY = {
     "adjective": _roots(ADJECTIVES, 40, "s"),
     "place": _roots(PLACES, 50, "n"),
 }
-"""Velan's word for each English one, by kind."""
+"""The Velan word for each English word, by kind."""
 _ENGLISH = {kind: {word: english for english, word in words.items()} for kind, words in DICTIONARY.items()}
 
 
@@ -64,7 +64,7 @@ Sentence = tuple[Clause, ...]
 
 
 def draw_clause(rng, subject: str | None = None) -> Clause:
-    """Any clause, of a given noun where there is one."""
+    """A random clause, with a given subject if there is one."""
 
     def noun(word=None):
         return Noun(word or rng.choice(NOUNS), rng.chance(0.3), rng.choice(ADJECTIVES) if rng.chance(0.5) else None)
@@ -116,10 +116,10 @@ def _velan_clause(clause: Clause) -> str:
 
 
 def read(text: str) -> tuple[Sentence, ...]:
-    """What a text in Velan says.
+    """The sentences of a text in Velan.
 
     Raises:
-      ValueError: where it is no Velan.
+      ValueError: if it is not Velan.
     """
     text = " ".join(text.split())
     if not text.endswith("."):

@@ -1,4 +1,4 @@
-"""Words that the families share: everyday ones, few enough that a small vocabulary has a token for each."""
+"""Everyday words that the families share, few enough for a small vocabulary to have a token for each."""
 
 NAMES = tuple(
     "Ada Ben Carla David Elena Farid Grace Henry Irene Jamal Keiko Liam Mara Noah Olga Pablo Rosa Sam Tina Umar Vera "

@@ -1,1 +1,1 @@
-"""Training: the loop in `loop`, data in `data`, the command in `command`; what is fitted is in `specjax.objectives`."""
+"""Training: the loop in `loop`, data in `data`, the command in `command`. `specjax.objectives` has the objectives."""

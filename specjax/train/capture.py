@@ -1,4 +1,4 @@
-"""`specjax capture`: what a target says of training text, once and on disk, so that heads are trained without running it."""
+"""`specjax capture`: stores a target's outputs on training text, so that heads can be trained without running it."""
 
 import contextlib
 import dataclasses
@@ -36,9 +36,9 @@ from specjax.train.trainable import heads as trained_heads
 Array = jax.Array
 
 FILE_BYTES = 256 << 20
-"""Rows share a file up to this, as many batches as fit."""
+"""The size of a file up to which batches of rows share it."""
 _MAY_DIFFER = ("data",)
-"""Options that need not be the same in all processes; the text that is read is compared."""
+"""Options that may differ between processes; the text itself is compared."""
 
 
 def command(options: CaptureOptions) -> int:
@@ -90,16 +90,16 @@ def _here(options: CaptureOptions, several: bool = False) -> int:
             _check_finite(parts, options.save_dtype)
             if first:
                 write_rows(folder / name, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
-    distributed.anywhere(False)  # none leaves while the first one writes
+    distributed.anywhere(False)  # no process leaves while the first one writes
     note(f"written to {folder}; train with --features {folder}")
     return 0
 
 
 def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
-    """What is captured, the target, and the mesh. The cheap checks come first.
+    """Prepares the capture, the target and the mesh. Cheap checks come first.
 
     Raises:
-      ValueError: on whatever cannot be used, before any work.
+      ValueError: on anything unusable, before any work.
     """
     check_least(options, flag)
     prompts.check_sources(options)
@@ -112,7 +112,7 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
         raise ValueError(f"cannot capture for {name!r}; choose {', '.join(heads)}")
     mesh = make_mesh(options.mesh)
     if mesh is not None and jax.process_count() > 1:
-        distributed.meet(mesh)  # before one of them compiles for longer than the others wait
+        distributed.meet(mesh)  # before one process compiles for longer than the others wait
     target = models.load(
         options.target or DEFAULT_MODEL,
         dtype=options.dtype,
@@ -135,10 +135,10 @@ def _no_rows() -> data.Rows:
 
 
 def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: data.Rows) -> Index:
-    """The folder's index, which is written where there is none.
+    """The folder's index, which is written if there is none.
 
     Raises:
-      ValueError: where the folder is of another capture.
+      ValueError: if the folder belongs to another capture.
     """
     folder = Path(options.output)
     before = Index.read(folder) if (folder / INDEX).exists() else None
@@ -164,8 +164,8 @@ def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: da
 def _captured(
     options: CaptureOptions, target: models.Model, mesh: Any, wants: Wants, rows: data.Rows, span: range
 ) -> Iterator[dict[str, np.ndarray]]:
-    """All arrays of some rows, a batch at a time; the next one is read while one is fetched. Each of several processes
-    has all."""
+    """Yields all arrays of some rows, batch by batch; the next batch is computed while one is fetched. Every process
+    gets all of them."""
     here = own_rows(mesh, options.batch_size)
     waiting: tuple[dict[str, np.ndarray], Output] | None = None
     for number in range(math.ceil(len(span) / options.batch_size)):
@@ -182,7 +182,7 @@ def _captured(
 
 
 def _check_finite(parts: list[dict[str, np.ndarray]], dtype: str) -> None:
-    """Ends the command where a feature does not fit the type in which it is kept."""
+    """Ends the command if a feature does not fit the type in which it is stored."""
     kept = (x for part in parts for x in part.values() if x.dtype == dtype == "float16")
     if not all(np.isfinite(x).all() for x in kept):
         raise BadInput("features of this target are larger than float16 holds (65,504): give --save-dtype bfloat16")
@@ -198,18 +198,16 @@ def _how(options: CaptureOptions, target: models.Model, wants: Wants) -> tuple[L
 
 
 def _said(lm: LM, wants: Wants, top_k: int, dtype: str, params: Any, batch: Batch) -> Output:
-    """What a target says of a batch, as it is kept.
+    """A target's outputs on a batch, as they are stored.
 
     Args:
       lm: the target.
-      wants: what a head reads.
+      wants: the outputs that a head reads.
       top_k: the teacher's likeliest tokens; 0: its final features.
-      dtype: of features. Log-probabilities are float32.
-      params: of the target.
-      batch: the rows.
+      dtype: the type of features. Log-probabilities are float32. params: the target's. batch: the rows.
 
     Returns:
-      Features as `wants` has them, and `final`, or `topk` with log-probabilities over the whole vocabulary.
+      The features of `wants`, and either `final`, or `topk` with log-probabilities over the whole vocabulary.
     """
     output = read(lm, params, batch, wants | Wants(final=True))
     topk, final = None, output.final

@@ -1,4 +1,4 @@
-"""`specjax train`: a drafter's parameters from text, for a target that stays as it is."""
+"""`specjax train`: trains a drafter's parameters on text, for an unchanged target."""
 
 import dataclasses
 import functools
@@ -31,9 +31,9 @@ from specjax.train.trainable import trainable
 from specjax.viz.files import check_plot
 
 AHEAD = 2
-"""Batches of captured rows that are read beforehand."""
+"""Batches of captured rows that are read in advance."""
 _MAY_DIFFER = ("data", "held_out", "features", "plot")
-"""Options that need not be the same in all processes; the text that is read is compared."""
+"""Options that may differ between processes; the text itself is compared."""
 
 
 def command(options: TrainOptions) -> int:
@@ -59,7 +59,7 @@ def _here(options: TrainOptions, several: bool = False) -> int:
     except prompts.Stopped as stopped:
         return stopped.status
     status = _train(options, task, batches, held_out, settings, run, mesh, about)
-    distributed.anywhere(False)  # none leaves while the first one writes
+    distributed.anywhere(False)  # no process leaves while the first one writes
     return status
 
 
@@ -67,7 +67,7 @@ def _train(
     options: TrainOptions, task: Task, batches: Any, held_out: Any, settings: Any, run: Any, mesh: Any, about: list[str]
 ) -> int:
     note = tell if distributed.is_first() else lambda message: None
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs in pages what `NotSaved` says in a line
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs pages for what `NotSaved` says in one line
     for line in about:
         note(line)
     seen: list[dict[str, float]] = []
@@ -111,10 +111,11 @@ def _train(
 
 @settled
 def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[str]]:
-    """Task, batches, held-out text, settings, run, mesh, and lines that say what will be done. The cheap checks come first.
+    """Prepares task, batches, held-out text, settings, run, mesh, and lines that describe the run. Cheap checks come
+    first.
 
     Raises:
-      ValueError: on whatever cannot be used, before any training.
+      ValueError: on anything unusable, before any training.
     """
     check_least(options, flag)
     prompts.check_sources(options)
@@ -137,13 +138,13 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         steps=options.steps, learning_rate=options.learning_rate, warmup=warmup, accumulate=options.accumulate,
         seed=options.seed,
     )  # fmt: skip
-    as_published(settings, options, Recipe())  # whether what is asked for can be
+    as_published(settings, options, Recipe())  # checks that the settings are possible
     if options.patience is not None and not options.held_out:
         raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
     if mesh is not None and jax.process_count() > 1:
-        distributed.meet(mesh)  # before one of them compiles for longer than the others wait
+        distributed.meet(mesh)  # before one process compiles for longer than the others wait
     starts_from_layers = getattr(known[name], "starts_from_layers", False)
     target = models.load(
         options.target or DEFAULT_MODEL,
@@ -201,7 +202,7 @@ def _check_length(options: TrainOptions, target: Any) -> None:
 
 
 def _rows(options: TrainOptions, target: Any, packed: bool) -> Any:
-    """What is trained on. Text is tokenised once, and then lies in the run's folder."""
+    """The rows to train on. Text is tokenised once and kept in the run's folder."""
     if options.features is not None:
         return Features.open(Path(options.features), target)
     folder = Path(options.output) / "training"
@@ -210,7 +211,7 @@ def _rows(options: TrainOptions, target: Any, packed: bool) -> Any:
 
 
 def _others(options: TrainOptions, target: Any, packed: bool) -> Any:
-    """What is not trained on; None: nothing is held out."""
+    """The held-out rows; None: nothing is held out."""
     if not options.held_out:
         return None
     if options.features is None:
@@ -221,12 +222,12 @@ def _others(options: TrainOptions, target: Any, packed: bool) -> Any:
 
 
 def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe) -> loop.Settings:
-    """Settings with clipping and weight decay: what is not asked for is as the method's authors have it.
+    """Settings with clipping and weight decay; the defaults are those of the method's authors.
 
     Args:
-      settings: all others.
-      options: what is asked for.
-      recipe: the authors'.
+      settings: all other settings.
+      options: the user's options.
+      recipe: the authors' values.
     """
     own = lambda asked, published: published if asked is None else asked
     return dataclasses.replace(
@@ -238,7 +239,7 @@ def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe)
 
 
 def _compute_dtype(asked: str | None, name: str, objective: Objective) -> str:
-    """The type of an objective's products, as asked for or as usual."""
+    """The type of an objective's products, as requested or the default."""
     if objective.follows_dtype:
         return models.resolve_dtype(asked).name
     if asked == "bfloat16":

@@ -1,16 +1,16 @@
-"""Training text: from files to rows of token ids, and batches of them in an order that can be stopped and taken up again.
+"""Training text: from files to rows of token ids, and batches of rows in a resumable order.
 
 Lines of a .jsonl file are objects of one of these kinds:
 
 - `{"text": ...}` is text; `{"tokens": [ids]}` is text in ids;
 - `{"prompt": ..., "completion": ...}`: the prompt is read and not trained on. The records that `specjax generate --output`
   writes are of this kind too: their completion is `tokens`, or `text` where there are none;
-- `{"messages": [...]}` goes through the chat template; what the assistant says is trained on. Where the template writes earlier
-  messages otherwise once others follow, as those that drop old reasoning do, an answer begins a text of its own. Content may be
-  a list of parts of text.
+- `{"messages": [...]}` goes through the chat template; what the assistant says is trained on. If the template rewrites
+  earlier messages once others follow (templates that drop old reasoning do), an answer begins a new text. Content may
+  be a list of text parts.
 
-A prompt may be text, token ids or messages. A last one of the assistant's goes on in the completion. Other files are text as a
-whole.
+A prompt may be text, token ids or messages. If the last message is the assistant's, the completion continues it. Files
+of other types are read as one text.
 """
 
 import dataclasses
@@ -34,17 +34,17 @@ from specjax.train.packing import Make, Packed, Piece, Pieces, cut
 SUFFIXES = (".jsonl", ".txt", ".py")
 _BOM = b"\xef\xbb\xbf"
 _AT_A_TIME = 4096
-"""Rows that are gone through at a time."""
+"""Rows processed at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of one length; the source that batches are drawn from. Their arrays may lie in files, which are then read by row.
+    """Rows of one length, from which batches are drawn. Their arrays may be in files, which are then read row by row.
 
     Attributes:
       tokens: `[N, T]` int32, 0 where a row is padded.
-      mask: `[N, T]` bool, which tokens are to be predicted.
-      skipped: what is wrong with each line that could not be used.
+      mask: `[N, T]` bool, which tokens are predicted.
+      skipped: the error of each line that could not be used.
       documents: `[N, T]` int32, see `specjax.objectives.base.Batch`; None: a row is one document.
     """
 
@@ -66,7 +66,7 @@ class Rows:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A name for the content."""
+        """A hash of the content."""
         found = hashlib.sha256()
         for array in self._arrays.values():
             for begin in range(0, len(array), _AT_A_TIME):
@@ -75,11 +75,11 @@ class Rows:
 
     @functools.cached_property
     def due(self) -> int:
-        """The number of tokens to be predicted."""
+        """The number of tokens that are predicted."""
         return int(np.count_nonzero(self.mask))
 
     def counts(self, size: int) -> np.ndarray:
-        """`[size]`, how often each token is to be predicted."""
+        """`[size]`, how often each token is predicted."""
         total = np.zeros(size, int)
         for begin in range(0, len(self), _AT_A_TIME):
             at = slice(begin, begin + _AT_A_TIME)
@@ -88,17 +88,17 @@ class Rows:
 
 
 def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0, mesh: Any = None) -> Any:
-    """An endless iterator of what `Batch` holds, `[B, T]` each by name, shuffled anew each epoch.
+    """An endless iterator of the arrays of `Batch`, `[B, T]` each, by name; reshuffled each epoch.
 
-    Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly. In many processes batches are those of
-    one, and each process reads its own rows of them.
+    Its `get_state()` is a small JSON object, from which `set_state` resumes exactly. With several processes, batches
+    are the same as with one, and each process reads its own rows.
 
     Args:
       rows: `Rows`, or `specjax.train.features.Features`.
       batch_size: B.
-      seed: of the order.
-      ahead: how many batches are read beforehand, in threads: for rows that are large and lie in files.
-      mesh: of `Batch.placed`.
+      seed: the seed of the order.
+      ahead: how many batches threads read in advance, for large rows in files.
+      mesh: the mesh of `Batch.placed`.
     """
     own = own_rows(mesh, batch_size)
     order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().batch(batch_size)
@@ -107,7 +107,7 @@ def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0, mesh: Any = N
 
 
 def stacked(rows: Any, chosen: np.ndarray) -> dict[str, Any]:
-    """Some rows as arrays, by name; a number that is none of theirs is a row in which nothing is to be predicted."""
+    """Some rows as arrays, by name. A number out of range gives a row without tokens to predict."""
     found = [rows[i] for i in chosen.tolist() if i < len(rows)]
     if len(found) < len(chosen):
         found += [jax.tree.map(np.zeros_like, rows[0])] * (len(chosen) - len(found))
@@ -124,20 +124,20 @@ def read_rows(
 ) -> Rows:
     """Reads and tokenises training files, line by line.
 
-    Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees another. One
-    that is longer than a row has several: a text is cut, and of an example every row begins with what came before, so that each
-    answer is read after its prompt; see `cut`.
+    Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees
+    another. A longer document takes several rows: a text is cut, and every row of an example begins with earlier
+    tokens, so that each answer follows its prompt; see `cut`.
 
     Args:
       paths: .jsonl, .txt or .py files, or folders that are searched for them.
       model: what `specjax.models.load` returned for the target.
       length: T.
-      seed: of the order of documents.
+      seed: the seed of the order of documents.
       packed: whether a row may hold several documents.
-      folder: keeps the rows in files, and has them from there where they are of the same text; None: in memory.
+      folder: keeps the rows in files, and reuses files that were made of the same text; None: rows are in memory.
 
     Raises:
-      ValueError: on a missing or empty file, or one without a usable line, naming it and saying why.
+      ValueError: on a missing or empty file, or a file without a usable line; says which and why.
     """
     files = _files(paths)
 
@@ -188,7 +188,7 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-            # an empty file in a folder (an __init__.py) is no mistake
+            # an empty file in a folder (an __init__.py) is not an error
             inside = [file for file in inside if file.stat().st_size]
             if not inside:
                 raise ValueError(f"the folder {str(path)!r} holds no {', '.join(SUFFIXES)} file with text in it")
@@ -203,7 +203,7 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
-    """For every line (or the whole text): where it is, and a function that reads it to documents."""
+    """For every line (or the whole text): its place, and a function that reads it to documents."""
     try:
         with file.open("rb") as stored:
             if file.suffix != ".jsonl":
@@ -250,7 +250,7 @@ def _text(text: Any, model: Any) -> list[Piece]:
 
 
 def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
-    """Token ids of text, ids or messages; `special`: with the tokens that open a text."""
+    """Token ids of text, ids or messages; `special`: including the tokens that open a text."""
     if isinstance(content, list) and content and all(type(i) is int for i in content):
         return content
     if not content or not isinstance(content, (str, list)):
@@ -267,15 +267,16 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _conversation(messages: Any, model: Any) -> list[Piece]:
-    """Every message of the assistant is the completion of what came before it, as the template writes that then.
+    """Documents of a conversation: each assistant message completes the messages before it, as the template writes them
+    then.
 
-    A document goes on as long as the template only adds to it.
+    A document continues as long as the template only adds to it.
     """
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise ValueError("messages must be a list of objects")
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns or turns[0] == 0:
-        raise ValueError("messages without an answer of the assistant to something")
+        raise ValueError("messages in which the assistant answers nothing")
     messages = checked(_tokenizer(model), messages, model.name)
     documents: list[Piece] = []
     before = ""
@@ -284,7 +285,7 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
         answer = render(model.tokenizer, messages[: turn + 1], model.name)
         if not answer.startswith(prompt):
             raise ValueError(
-                f"the chat template of {model.name} writes an answer otherwise than it asks for one: give prompt and completion"
+                f"the chat template of {model.name} writes answers otherwise than it asks for them: give prompt and completion"
             )
         if not documents or not prompt.startswith(before):
             documents.append(([], []))

@@ -27,15 +27,15 @@ Array = jax.Array
 class Distill(Objective):
     """Fits a draft model's next-token distributions to the target's.
 
-    `target_params` are the target's parameters; with `keep` below 1 a pair of those and of the reference draft's.
+    `target_params` are the target's parameters or, with `keep` below 1, a pair of those and the reference draft's.
 
     Attributes:
       target: the teacher.
       draft: the model that is trained.
       divergence: the loss.
-      temperature: divides both models' logits. The decoding temperature, where acceptance at it is the goal.
+      temperature: divides both models' logits; use the decoding temperature to optimise acceptance at it.
       on_policy: the share of rows whose texts the draft writes itself, at temperature 1, in place of the data's.
-      prompt: tokens of the data's text that it goes on from, at least; a row's own prompt is kept whole.
+      prompt: the least number of tokens of the data's text that it continues; a row's own prompt is kept whole.
       keep: the share of tokens to train on, chosen by `select` against a reference draft.
       eos_ids: tokens that end a text that the draft writes.
     """
@@ -51,7 +51,8 @@ class Distill(Objective):
 
     @property
     def packed(self):
-        """A draft goes on from the beginning of a row, which is then one document."""
+        """Whether rows may be packed: not if the draft continues from the beginning of a row, which is then one
+        document."""
         return self.on_policy == 0
 
     def __post_init__(self):
@@ -76,7 +77,7 @@ class Distill(Objective):
         return self.draft.init(key)
 
     def held_out(self, target_params):
-        """Over all tokens of the text as it is."""
+        """The same objective over all tokens of the unchanged text."""
         own = target_params[0] if self.keep < 1 else target_params
         return dataclasses.replace(self, on_policy=0.0, keep=1.0), own
 
@@ -112,17 +113,17 @@ class Distill(Objective):
         return jax.lax.cond(own.any(), write, lambda: batch)
 
     def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
-        """Logits of slots 0 to T - 2, which score tokens 1 to T - 1."""
+        """The logits of slots 0 to T - 2, which score tokens 1 to T - 1."""
         return read(lm, params, batch, Wants(logits=True)).logits[:, :-1] / self.temperature
 
 
 def continuations(
     lm: LM, params: Any, batch: Batch, key: Array, *, prompt: int, eos_ids: tuple[int, ...] = ()
 ) -> Batch:
-    """Rows whose texts a model has written itself, at temperature 1, from the beginnings of a batch's rows.
+    """Rows with texts that a model writes itself, at temperature 1, from the beginnings of a batch's rows.
 
-    A row keeps its own prompt (the tokens before the first that is to be predicted), and at least `prompt` tokens where it
-    has more than that. The model writes up to the row's end or an EOS. A row with nothing to predict stays so.
+    A row keeps its own prompt (the tokens before the first predicted one), and at least `prompt` tokens if it has more
+    than that. The model writes up to the row's end or an EOS. A row without tokens to predict stays so.
 
     Args:
       lm: the model.

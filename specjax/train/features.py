@@ -1,8 +1,7 @@
-"""The target's outputs on training text, captured once: a folder of rows in safetensors files, and an index of what
-they are.
+"""The target's outputs on training text, captured once: a folder of safetensors files with rows, and an index.
 
-`index.json` comes first and says what all files hold, `rows-00000.safetensors` and so on. Each is there as a whole or not at
-all, and has as many rows as the index says, the last one what is left.
+`index.json` is written first and describes all files (`rows-00000.safetensors` and so on). Each file is complete or
+absent. It has as many rows as the index says; the last file has the remaining rows.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ _HIDDEN, _VALUES, _IDS = "hidden.", "topk.values", "topk.ids"
 
 
 def said_by(target: Any) -> dict[str, Any]:
-    """What tells the text's target from others, JSON.
+    """A JSON value that identifies the target.
 
     Args:
       target: what `specjax.models.load` returned.
@@ -42,14 +41,15 @@ def said_by(target: Any) -> dict[str, Any]:
 
 
 def named(output: Output) -> dict[str, Any]:
-    """The arrays of an output by the names that they have in files."""
+    """The arrays of an output, by their names in files."""
     found = {f"{_HIDDEN}{layer}": x for layer, x in (output.hidden or {}).items()}
     found |= {} if output.final is None else {"final": output.final}
     return found | ({} if output.topk is None else dict(zip((_VALUES, _IDS), output.topk, strict=True)))
 
 
 def _names(wants: Wants, top: bool) -> tuple[str, ...]:
-    """The arrays that an objective asks for, with its teacher's likeliest tokens or final features."""
+    """The names of the arrays that an objective asks for, including its teacher's likeliest tokens or final
+    features."""
     own = [f"{_HIDDEN}{layer}" for layer in wants.hidden] + ["final"] * (wants.final or not top)
     return tuple(own + [_VALUES, _IDS] * top)
 
@@ -60,13 +60,13 @@ class Index:
 
     Attributes:
       target: see `said_by`.
-      dtype: the target's.
+      dtype: the target's type.
       data: the digest of the text's rows.
       rows: N.
       length: T.
-      due: how many tokens are to be predicted.
-      rows_per_file: see above.
-      arrays: of each its type, and its shape without the axis of rows.
+      due: how many tokens are predicted.
+      rows_per_file: the number of rows per file.
+      arrays: the type of each array, and its shape without the axis of rows.
     """
 
     target: dict[str, Any]
@@ -82,7 +82,7 @@ class Index:
     def read(cls, folder: Path) -> "Index":
         """
         Raises:
-          ValueError: where there is none.
+          ValueError: if there is none.
         """
         try:
             return cls(**json.loads((folder / INDEX).read_text()))
@@ -92,11 +92,11 @@ class Index:
             ) from error
 
     def write(self, folder: Path) -> None:
-        """Writes it, as a whole."""
+        """Writes the index atomically."""
         replace(folder / INDEX, [json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n"])
 
     def check_same(self, other: "Index", folder: Path) -> None:
-        """Raises ValueError where a folder's index, `other`, is not this one."""
+        """Raises ValueError if a folder's index, `other`, differs from this one."""
         of = lambda index: dataclasses.asdict(index) | {"target": {**index.target, "name": None}}
         wrong = differences(of(other), of(self))
         if wrong:
@@ -111,14 +111,14 @@ class Index:
         return sum(jnp.dtype(kind).itemsize * int(np.prod(shape)) for kind, shape in self.arrays.values())
 
     def files(self) -> Iterator[tuple[str, range]]:
-        """The name of every file, and its rows."""
+        """The name and the rows of every file."""
         for number, begin in enumerate(range(0, self.rows, self.rows_per_file)):
             yield f"rows-{number:05}.safetensors", range(begin, min(begin + self.rows_per_file, self.rows))
 
 
 @functools.lru_cache(64)
 def _opened(file: Path) -> Any:
-    """A file whose arrays are mapped, not read."""
+    """A file whose arrays are memory-mapped."""
     return safe_open(file, framework="np")
 
 
@@ -126,11 +126,11 @@ def wanted(name: str, objective: Objective) -> Wants:
     """The part of a target's pass that an objective reads.
 
     Args:
-      name: of its drafter.
-      objective: see above.
+      name: its drafter's name.
+      objective: the objective.
 
     Raises:
-      ValueError: where it runs layers of the target.
+      ValueError: if it runs layers of the target.
     """
     if objective.reads is None:
         raise ValueError(
@@ -140,19 +140,19 @@ def wanted(name: str, objective: Objective) -> Wants:
 
 
 def write_rows(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes a file of rows `[n, ...]`, as a whole."""
+    """Writes a file of rows `[n, ...]` atomically."""
     replace(file, [save({name: np.ascontiguousarray(array) for name, array in arrays.items()})])
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Captured rows, the source that batches are drawn from. To get a row, only its own bytes are read.
+    """Captured rows, from which batches are drawn. Only the bytes of the requested rows are read.
 
     Attributes:
-      folder: that `specjax capture` wrote.
-      index: of it.
-      names: of the features that a row is read with.
-      skipped: none of the text's lines.
+      folder: the folder that `specjax capture` wrote.
+      index: the folder's index.
+      names: the names of the features that are read with a row.
+      skipped: empty, since no lines are read.
     """
 
     folder: Path
@@ -164,11 +164,10 @@ class Features:
     def open(cls, folder: Path, target: Any) -> "Features":
         """
         Args:
-          folder: see above.
-          target: what `specjax.models.load` returned.
+          folder: see the class. target: what `specjax.models.load` returned.
 
         Raises:
-          ValueError: where the folder is not whole, or of another target.
+          ValueError: if the folder is incomplete, or of another target.
         """
         index, own = Index.read(folder), said_by(target)
         wrong = differences({**index.target, "name": None}, {**own, "name": None})
@@ -180,19 +179,19 @@ class Features:
         missing = [name for name, _ in index.files() if not (folder / name).is_file()]
         if missing:
             raise ValueError(
-                f"{str(folder)!r} is not whole, {missing[0]} is missing: give `specjax capture` the same command again"
+                f"{str(folder)!r} is incomplete, {missing[0]} is missing: run the same `specjax capture` command again"
             )
         return cls(folder, index)
 
     def reading(self, name: str, objective: Objective) -> "Features":
-        """With what an objective reads.
+        """The same rows, read with the features that an objective needs.
 
         Args:
-          name: of its drafter.
-          objective: see above.
+          name: its drafter's name.
+          objective: the objective.
 
         Raises:
-          ValueError: where it runs layers of the target, or the folder lacks what it reads.
+          ValueError: if it runs layers of the target, or if the folder lacks features that it reads.
         """
         has = self.index.arrays
         names = _names(wanted(name, objective), _VALUES in has)
@@ -206,17 +205,17 @@ class Features:
 
     @property
     def digest(self) -> str:
-        """A name for the text."""
+        """A hash of the text."""
         return self.index.data
 
     @property
     def due(self) -> int:
-        """The number of tokens to be predicted."""
+        """The number of tokens that are predicted."""
         return self.index.due
 
     @property
     def about(self) -> str:
-        """A name for what was captured."""
+        """A value that identifies what was captured."""
         return hash_json(dataclasses.asdict(self.index))[:16]
 
     def __len__(self) -> int:
@@ -233,7 +232,7 @@ class Features:
         return {name: take(name) for name in _OWN} | {"output": output}
 
     def counts(self, size: int) -> np.ndarray:
-        """`[size]`, how often each token is to be predicted."""
+        """`[size]`, how often each token is predicted."""
         total = np.zeros(size, int)
         for name, _ in self.index.files():
             file = _opened(self.folder / name)

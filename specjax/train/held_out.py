@@ -1,4 +1,4 @@
-"""Text that is not trained on: what a run reads of it at every checkpoint, and which checkpoint was best."""
+"""Held-out text: its evaluation at every checkpoint, and the choice of the best checkpoint."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def counts_of(
     keys: Array,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Counts:
-    """What one of some batches counts to the means over all of them."""
+    """One batch's counts for the means over several batches."""
     mean = Counted(number, parts, choices)
     with under(mesh):
         objective.loss(params, frozen, batch, keys, mean)
@@ -52,7 +52,7 @@ def share_of(
     keys: Array,
     mesh: jax.sharding.Mesh | None = None,
 ) -> dict[str, Array]:
-    """One batch's share of the loss and the metrics of all of them."""
+    """One batch's share of the loss and the metrics over several batches."""
     mean = Parts(counts)
     with under(mesh):
         loss, metrics = objective.loss(params, frozen, batch, keys, mean)
@@ -66,12 +66,12 @@ def _sum(trees: Iterable[PyTree]) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Text that is not trained on, and is read at every checkpoint.
+    """Held-out text, which is evaluated at every checkpoint.
 
     Attributes:
-      rows: of it, from `data.read_rows`, or captured.
-      batch_size: rows that are read at a time.
-      patience: how many checkpoints without a better one end the training; None: none do.
+      rows: its rows, from `data.read_rows` or captured.
+      batch_size: rows read at a time.
+      patience: the number of checkpoints without improvement after which training ends; None: it never ends early.
     """
 
     rows: Any
@@ -85,14 +85,14 @@ class HeldOut:
     def metrics(
         self, objective: Objective, params: PyTree, frozen: PyTree, key: Array, mesh: jax.sharding.Mesh | None = None
     ) -> dict[str, float]:
-        """The loss, the objective's metrics and its `merit` over all the text as one batch, each `held_out_` and its name.
+        """The loss, the objective's metrics and its `merit` over the whole text as one batch, named `held_out_...`.
 
         Args:
-          objective: what is fitted; it is read as `Objective.held_out` says.
-          params: of the objective.
-          frozen: what it calls `target_params`.
-          key: the same one each time, so that what is drawn is as well.
-          mesh: as `fit` has it.
+          objective: the objective, in the form that `Objective.held_out` gives.
+          params: the objective's.
+          frozen: its `target_params`.
+          key: the same at every checkpoint, so that draws are the same.
+          mesh: see `fit`.
         """
         objective, frozen = objective.held_out(frozen)
         parts = -(-len(self.rows) // self.batch_size)
@@ -117,7 +117,7 @@ class HeldOut:
         return {f"held_out_{name}": value for name, value in metrics.items()}
 
     def _batches(self, mesh: jax.sharding.Mesh | None) -> Iterator[Batch]:
-        """All rows, some at a time; the last batch is filled up."""
+        """Yields all rows in batches; the last batch is padded."""
         own = own_rows(mesh, self.batch_size)
         for begin in range(0, len(self.rows), self.batch_size):
             yield Batch.placed(stacked(self.rows, begin + own), mesh)
@@ -125,12 +125,12 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The checkpoint with the most merit on held-out text.
+    """The checkpoint with the highest merit on held-out text.
 
     Attributes:
       step: its step; 0: there is none yet.
       merit: see `Objective.merit`.
-      stale: checkpoints since then.
+      stale: the number of checkpoints since then.
     """
 
     step: int = 0
@@ -138,5 +138,5 @@ class Best:
     stale: int = 0
 
     def after(self, step: int, merit: float) -> "Best":
-        """The best one after another checkpoint."""
+        """The best checkpoint, given one more."""
         return Best(step, merit) if merit > self.merit else dataclasses.replace(self, stale=self.stale + 1)

@@ -1,4 +1,4 @@
-"""The training loop: any objective, optax, orbax checkpoints, and a run that goes on exactly where it was stopped."""
+"""The training loop: any objective, optax, Orbax checkpoints, and exact resumption of stopped runs."""
 
 import contextlib
 import dataclasses
@@ -32,19 +32,21 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of the optimiser: AdamW after a clipped gradient, a linear warm-up and a cosine down to 0.
+    """Settings of the optimiser: clipped gradients, AdamW, a linear warm-up and a cosine decay to 0.
 
     Attributes:
-      steps: updates.
-      learning_rate: the highest.
-      warmup: steps until then.
+      steps: the number of updates.
+      learning_rate: the highest learning rate.
+      warmup: the number of steps until it is reached.
       weight_decay: of AdamW.
-      clip: the largest norm of a gradient, or its largest entry.
-      clip_by: which of them, `norm` or `value`.
-      accumulate: parts that a batch is split into, one after the other, to save memory.
-      compute_dtype: of the parameters as a pass reads them, and so of its products: `bfloat16`, or `float32`, which parameters,
-        moments, sums over a batch and losses have in any case. Only for an objective that `follows_dtype`.
-      seed: of the parameters, the batches and whatever the objective draws.
+      clip: the bound of a gradient's norm or of its entries.
+      clip_by: the choice between these, `norm` or `value`.
+      accumulate: the number of parts into which a batch is split; they are processed one after the other, to save
+        memory.
+      compute_dtype: the type of the parameters as a pass reads them, and so of its products: `bfloat16` or `float32`.
+        Parameters, moments, sums over a batch and losses are always float32. Only for an objective that
+        `follows_dtype`.
+      seed: the seed of the parameters, the batches and the objective's draws.
     """
 
     steps: int
@@ -75,7 +77,7 @@ class Settings:
 
     @property
     def schedule(self) -> Callable[[Any], Any]:
-        """The learning rate of update 0, 1, ...; neither the first nor the last is 0."""
+        """The learning rate of updates 0, 1, ...; neither the first nor the last is 0."""
         rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, self.warmup, self.steps + 1)
         return lambda count: rate(count + 1)
 
@@ -96,7 +98,7 @@ class TrainState:
     """The state that a training step takes and returns.
 
     Attributes:
-      step: int32 scalar, updates made.
+      step: int32 scalar, the number of updates so far.
       params: the objective's.
       optimizer: optax's state.
     """
@@ -107,7 +109,7 @@ class TrainState:
 
     @classmethod
     def begun(cls, settings: Settings, params: PyTree) -> "TrainState":
-        """Before the first update."""
+        """The state before the first update."""
         return cls(jnp.int32(0), params, settings.optimizer.init(params))
 
     def places(self, objective: Objective, settings: Settings, mesh: jax.sharding.Mesh) -> "TrainState":
@@ -128,7 +130,7 @@ def update(
     batch: Batch,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update. `state` is donated, and stays where it lies: on a mesh as `TrainState.places` says."""
+    """Makes one update. `state` is donated and keeps its layout; on a mesh, that of `TrainState.places`."""
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
     grads, metrics, weight = gradients(
         objective, state.params, frozen, batch, key, settings.accumulate, mesh, settings.compute_dtype
@@ -156,23 +158,23 @@ def gradients(
     mesh: jax.sharding.Mesh | None = None,
     compute_dtype: str = "float32",
 ) -> tuple[PyTree, dict[str, Array], Array]:
-    """What a batch says of parameters.
+    """The gradients and metrics of a batch.
 
-    A batch in parts is gone through twice: what its means divide by is counted first. So the parts' gradients, losses and
-    metrics add up to those of the whole batch.
+    A batch in parts is read twice: the first time counts the denominators of its means. So the parts' gradients, losses
+    and metrics add up to those of the whole batch.
 
     Args:
-      objective: what is fitted.
-      params: of the objective.
-      frozen: what it calls `target_params`.
+      objective: the objective.
+      params: the objective's.
+      frozen: its `target_params`.
       batch: `[B, T]`.
-      key: every row draws with a key of its own that is split from it.
-      accumulate: parts, gone through one after the other; divides B.
-      mesh: over which parameters and gradients are spread.
-      compute_dtype: in which a pass reads the parameters; the gradients have the parameters' own.
+      key: a key from which every row's own key is split.
+      accumulate: the number of parts, processed one after the other; it divides B.
+      mesh: the mesh over which parameters and gradients are split.
+      compute_dtype: the type in which a pass reads the parameters; gradients have the parameters' own type.
 
     Returns:
-      The gradients, metrics with the loss among them, and the count of tokens.
+      The gradients, the metrics (including the loss), and the number of tokens.
     """
     keys = jax.random.split(key, len(batch.tokens))
     read = lambda params: gathered(objective, mesh, rounded(params, compute_dtype))
@@ -208,7 +210,7 @@ def gradients(
 
 
 def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
-    """The sum of what a function gives for each part, one after the other."""
+    """The sum of a function's results for the parts, computed one after the other."""
     shapes = jax.eval_shape(of, *jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.scan(lambda total, each: (jax.tree.map(jnp.add, total, of(*each)), None), zeros, parts)[0]
@@ -216,18 +218,18 @@ def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
 
 @dataclasses.dataclass
 class Kept:
-    """The checkpoints that stay: some of the latest, and the best one.
+    """The checkpoints to keep: some of the latest, and the best one.
 
     Attributes:
-      latest: how many.
-      best: its step; 0: none.
+      latest: how many of the latest to keep.
+      best: the step of the best one; 0: there is none.
     """
 
     latest: int
     best: int = 0
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Orbax asks this of all that there are, in order."""
+        """Which of all checkpoints, in order, to keep; Orbax calls this."""
         first = len(checkpoints) - self.latest
         return [number >= first or info.step == self.best for number, info in enumerate(checkpoints)]
 
@@ -243,17 +245,17 @@ class NotSaved(OSError):
 class Run:
     """A training run in a folder: `checkpoints/`, `metrics.jsonl`.
 
-    Checkpoints are written in the background, one at a time, and each is there as a whole or not at all; what a run needs to go
-    on is inside it.
+    Checkpoints are written in the background, one at a time, and each is complete or absent. A checkpoint holds
+    everything that a run needs to resume.
 
     Args:
       folder: created where needed.
-      about: JSON values that the run's numbers depend on; a run can only be taken up with equal ones.
-      keep: how many of the latest checkpoints stay, beside the best one.
-      resume: whether to go on with the run in the folder.
+      about: JSON values on which the run's numbers depend; a run can only be resumed with equal values.
+      keep: how many of the latest checkpoints to keep, besides the best one.
+      resume: whether to resume the run in the folder.
 
     Raises:
-      ValueError: without `resume`, where the folder has a run; with it, where there is none or it was another.
+      ValueError: without `resume`, if the folder has a run; with it, if there is no run or a different one.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, keep: int = 2, resume: bool = False):
@@ -285,7 +287,7 @@ class Run:
         self.position = self._manager.restore(self.latest, args=args)["run"]
         earlier = self.position["about"]
         for name in sorted({*self.about, *earlier}):
-            unsaid = _DEFAULTS.get(name)  # a run older than the setting had its default
+            unsaid = _DEFAULTS.get(name)  # a run from before this setting used its default
             before, now = earlier.get(name, unsaid), self.about.get(name, unsaid)
             if before != now:
                 was, is_now = _differing(repr(before), repr(now))
@@ -295,7 +297,7 @@ class Run:
 
     @property
     def best(self) -> Best:
-        """Which checkpoint that is, as of the latest one that was begun."""
+        """The best checkpoint, as of the latest one that was begun."""
         return Best(**self.position.get("best", {}))
 
     @property
@@ -303,14 +305,16 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def save(self, state: TrainState, position: dict[str, Any]) -> None:
-        """Copies the state, which may be donated afterwards, and begins to write it, once the checkpoint before is written.
+        """Copies the state, and begins to write it once the previous checkpoint is written.
+
+        The state may be donated afterwards.
 
         Args:
           state: at this step.
-          position: JSON values that go on from it; `best` is read of the last ones.
+          position: JSON values from which to resume; `best` is read from the last ones.
 
         Raises:
-          NotSaved: where the checkpoint before could not be written.
+          NotSaved: if the previous checkpoint could not be written.
         """
         self.position = position
         self._kept.best = self.best.step
@@ -321,15 +325,15 @@ class Run:
             self._manager.save(int(state.step), args=args)
 
     def check(self) -> None:
-        """Raises NotSaved where a checkpoint could not be written; waits for none."""
+        """Raises NotSaved if a checkpoint could not be written; does not wait."""
         if not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Returns once the checkpoint that was begun is written.
+        """Waits until the checkpoint that was begun is written.
 
         Raises:
-          NotSaved: where it could not be.
+          NotSaved: if it could not be written.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -338,7 +342,7 @@ class Run:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # drivers of disks raise what they like
+        except Exception as error:  # storage drivers may raise anything
             if says_lost(error):
                 raise
             kept = self._manager.latest_step()
@@ -353,15 +357,15 @@ class Run:
             ) from error
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
-        """A checkpoint's state, laid out as `like`; of the latest one where no step is given."""
+        """A checkpoint's state, laid out like `like`; without a step, the latest checkpoint's."""
         args = self._args.Composite(state=self._args.StandardRestore(like))
         return self._manager.restore(self.latest if step is None else step, args=args)["state"]
 
     def close(self) -> None:
-        """Waits for what is being written.
+        """Waits for the checkpoint being written.
 
         Raises:
-          NotSaved: where it could not be.
+          NotSaved: if it could not be written.
         """
         with self._writing():
             self._manager.close()
@@ -388,25 +392,25 @@ def fit(
     mesh: jax.sharding.Mesh | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
 ) -> PyTree:
-    """Trains to the last step and returns the parameters: with held-out text those of the checkpoint that was best on it.
+    """Trains to the last step and returns the parameters; with held-out text, those of the best checkpoint.
 
-    A run that was stopped goes on from its latest checkpoint, and its losses are those of a run that was not: parameters,
-    optimizer and the place in the data are restored bit by bit, and keys come from the step's number.
+    A stopped run resumes from its latest checkpoint, with the same losses as an uninterrupted run. Parameters,
+    optimizer and the position in the data are restored bit by bit, and keys are derived from the step's number.
 
     Args:
-      objective: what to fit.
-      params: where to start; they are copied.
-      frozen: what the objective calls `target_params`.
+      objective: the objective to fit.
+      params: the initial parameters; they are copied.
+      frozen: the objective's `target_params`.
       batches: from `data.batches`.
       settings: of the updates.
-      run: the folder.
+      run: the run's folder.
       checkpoint_every: steps between checkpoints; the last step always makes one.
-      held_out: what is read at each of them.
-      mesh: splits each batch's rows over the axis `data`; where parameters lie, `specjax.train.placing` says.
+      held_out: the text evaluated at each checkpoint.
+      mesh: splits each batch's rows over the axis `data`; `specjax.train.placing` places parameters.
       on_step: called with each step's metrics, which are also the lines of `metrics.jsonl`.
 
     Raises:
-      NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
+      NotFinite: (a ValueError) naming the step; earlier checkpoints are kept.
       NotSaved: soon after a checkpoint could not be written.
     """
     state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
@@ -420,7 +424,7 @@ def fit(
     lines = run.metrics_file.read_bytes().splitlines(keepends=True) if start and run.metrics_file.exists() else []
     first = is_first()
     written = run.metrics_file if first else Path(os.devnull)
-    if first:  # what a killed run wrote after its checkpoint comes again, as does a line in the midst of which it was
+    if first:  # lines that a killed run wrote after its checkpoint, or wrote in part, come again
         whole = (line for line in lines if line.endswith(b"\n"))
         replace(written, [line for line in whole if json.loads(line)["step"] <= start])
     pending: tuple[int, dict[str, Array]] | None = None
@@ -454,7 +458,7 @@ def fit(
                 break
             batch = Batch.placed(_whole(next(batches), settings.accumulate), mesh)
             state, metrics = update(objective, settings, state, frozen, batch, mesh=mesh)
-            settle()  # of the step before, while the device works on this one
+            settle()  # the previous step's, while the device works on this one
             run.check()
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:
@@ -479,7 +483,7 @@ def _whole(arrays: dict[str, Any], parts: int) -> dict[str, Any]:
 
 
 def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
-    """As much of two texts as one can read, from a little before the first difference.
+    """Readable excerpts of two texts, from a little before the first difference.
 
     >>> _differing("a" * 200 + "bc", "a" * 200 + "d", 20)
     ('...aaaaaaaaaabc', '...aaaaaaaaaad')

@@ -1,4 +1,5 @@
-"""Tasks of methods with trained parameters: heads, unmask policies of diffusion models, rules with a head over a draft."""
+"""Tasks for methods with trained parameters: heads, unmask policies of diffusion models, and rules with a head over a
+draft."""
 
 import dataclasses
 from pathlib import Path
@@ -24,13 +25,14 @@ from specjax.train.task import Read, Task, check_length, check_masked, divergenc
 class HeadTask:
     """Makes the task of a head on the target's features.
 
-    The objective is a dataclass whose field `drafter` is the bound drafter; `divergence`, where it has that, is the loss,
-    and `ids` the draft's vocabulary. Fields of both that are numbers, words or switches can be set in the line.
+    The objective is a dataclass whose field `drafter` is the bound drafter. Its fields `divergence` (the loss) and
+    `ids` (the draft's vocabulary) are optional. A line can set fields of objective and drafter that are numbers, words
+    or switches.
 
     Attributes:
-      name: the drafter's.
-      kind: its class.
-      objective: that of its parameters.
+      name: the drafter's name.
+      kind: the drafter's class.
+      objective: the class of the objective.
     """
 
     name: str
@@ -39,7 +41,7 @@ class HeadTask:
 
     @property
     def starts_from_layers(self) -> bool:
-        """Whether the head's first parameters are made of the target's layers."""
+        """Whether the head's initial parameters come from the target's layers."""
         return self.objective.starts_from_layers
 
     def __call__(self, target: Any, options: TrainOptions, read: Read) -> Task:
@@ -49,7 +51,7 @@ class HeadTask:
         else:
             made, params = self._going_on(options.start, made, target, options)
 
-        def start(x):  # the target's own type would swallow small updates
+        def start(x):  # small updates would be lost in the target's own type
             return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         params = jax.tree.map(start, params)
@@ -60,9 +62,9 @@ class HeadTask:
         return Task(made, params, target.params, save)
 
     def _going_on(self, start: str, made: Any, target: Any, options: TrainOptions) -> tuple[Any, Any]:
-        """The objective and the parameters of a head that there is, whose fields and vocabulary stay."""
+        """The objective and parameters of an existing head, with its fields and vocabulary."""
         if options.draft_vocabulary is not None:
-            raise ValueError("--draft-vocabulary is of new heads: that of --start has its own")
+            raise ValueError("--draft-vocabulary is for new heads: the head of --start has its own")
         own, _ = fields_of(options.drafter, type(made.drafter), type(made))
         full = dataclasses.replace(target, dtype="float32")  # not rounded to the target's type
         drafter, params = Stored(type(made.drafter), start, own).load(full)
@@ -79,13 +81,13 @@ class HeadTask:
         same = dataclasses.replace(drafter, expander=fresh.expander) == fresh
         if not same or sizes(made) != jax.tree.map(jnp.shape, params):
             raise ValueError(
-                f"cannot go on from {start!r}: its layers are not those that {self.name} has for {target.name}, which is all "
-                "that a trained head's folder can say"
+                f"cannot go on from {start!r}: its layers differ from those of {self.name} for {target.name}, and a trained "
+                "head's folder can describe no others"
             )
         return made, params
 
     def made(self, target: Any, options: TrainOptions, read: Read) -> Any:
-        """The objective; the target may be one without weights.
+        """The objective. The target may be without weights.
 
         Raises:
           ValueError: on a target or options that it cannot use.
@@ -111,7 +113,7 @@ class HeadTask:
 def policy_task(
     name: str, kind: type[Unmask], objective: type[Any], target: Any, options: TrainOptions, read: Read
 ) -> Task:
-    """An unmask policy of a diffusion model, which stays as it is."""
+    """The task of an unmask policy; the diffusion model is not changed."""
     from specjax.draft.heads.folder import save_head
 
     check_masked(name, target, options)
@@ -127,7 +129,7 @@ def policy_task(
 def rule_task(
     name: str, kind: type[Rule], objective: type[Any], target: Any, options: TrainOptions, read: Read
 ) -> Task:
-    """A rule's head over a draft model; both models stay as they are."""
+    """The task of a rule's head over a draft model; target and draft are not changed."""
     from specjax.draft.heads.folder import save_head
 
     names = ("draft_config", "reference", "loss", "draft_vocabulary", "start")

@@ -1,7 +1,8 @@
-"""Online speculative decoding: the draft learns from the target's corrections while it serves (arXiv:2310.07177).
+"""Online speculative decoding: the draft model learns from the target's corrections while serving (arXiv:2310.07177).
 
-The text never changes: the verifier decides it, and a draft's parameters only decide how fast. Parameters are exchanged when
-requests end. A row that is still running keeps the draft cache that older parameters wrote, until its own request ends.
+The text never changes: the verifier decides it, and the draft's parameters only affect speed. Parameters are replaced
+when requests end. A row that is still running keeps the draft cache written by older parameters until its own request
+ends.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ class Watched:
 
     Attributes:
       draft: the `ModelDrafter`'s.
-      missed: `[B, L]` bool, tokens of the text that the target put where the draft had others to offer.
+      missed: `[B, L]` bool, tokens of the text where the target corrected the draft.
     """
 
     draft: Any
@@ -41,7 +42,7 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Watching(ModelDrafter):
-    """A `ModelDrafter` that notes where it was corrected: a step's last token, unless the whole depth was accepted."""
+    """A `ModelDrafter` that records its corrections: a step's last token, unless the whole depth was accepted."""
 
     def init(self, params, batch, capacity) -> Any:
         return Watched(super().init(params, batch, capacity), jnp.zeros((batch, capacity), bool))
@@ -77,13 +78,13 @@ def update(
     tokens: Array,
     missed: Array,
 ) -> tuple[PyTree, PyTree, Array]:
-    """One step of AdamW on the corrected tokens alone. `optimizer` is donated, `params` are not: they may be serving.
+    """One step of AdamW on the corrected tokens only. `optimizer` is donated; `params` are not, since they may be
+    serving.
 
     Args:
       target: the teacher.
       draft: the model that learns.
-      divergence: the loss between both distributions of every corrected token, which the logits one place before it
-        hold.
+      divergence: the loss between both distributions of every corrected token, from the logits one place before it.
       learning_rate: constant.
       params: the draft's.
       optimizer: optax's state.
@@ -113,20 +114,20 @@ def _optimizer(learning_rate: float) -> optax.GradientTransformation:
 class OnlineEngine(Engine):
     """An engine whose draft model is updated after every `interval` completed requests.
 
-    Completions are those of any other engine. Set `params["draft"]` aside, or save `draft_params`, to keep what was learnt.
+    Completions are the same as with any other engine. To keep what was learnt, keep `params["draft"]` or save
+    `draft_params`.
 
     Args:
       model: as for `Engine`.
       draft: what `specjax.models.load` returned for the draft.
-      expander: of the draft's tree; a chain where it is None.
+      expander: the expander of the draft's tree; None: a chain.
       interval: requests between updates.
       learning_rate: constant.
       divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's.
-      length: tokens of a text that are learnt from, its last ones.
-      options: of `Engine`.
+      length: the number of tokens of a text to learn from, its last ones. options: of `Engine`.
 
     Attributes:
-      losses: one an update, so far.
+      losses: one per update so far.
       draft_params: the draft's parameters in float32.
 
     Raises:
@@ -177,6 +178,6 @@ class OnlineEngine(Engine):
             self.draft_params, self._moments, self.model.params, *jax.device_put((tokens, missed)),
         )  # fmt: skip
         self.losses.append(float(loss))
-        # in the type and on the devices of those they replace: decoding is never compiled again
+        # with the type and devices of those they replace, so that decoding is not recompiled
         serve = lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding)
         self.params = {**self.params, "draft": jax.tree.map(serve, self.draft_params, self.params["draft"])}

@@ -1,5 +1,5 @@
-"""Packs documents into rows of one length, without holding either: pieces lie in a file, and rows in arrays that
-may."""
+"""Packs documents into rows of one length with little memory: pieces are in a file, and rows in arrays that may be
+files."""
 
 import array
 import bisect
@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 
 Piece = tuple[list[int], list[bool]]
-"""Token ids, and which of them are to be predicted."""
+"""Token ids, and which of them are predicted."""
 
 Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
-"""An array of zeros from its name, shape and type."""
+"""A function that makes an array of zeros from its name, shape and type."""
 
 
 class Pieces:
-    """Documents in pieces of at most a row, in a file that is gone with this object.
+    """Documents in pieces of at most one row, in a file that is deleted with this object.
 
     Args:
-      folder: where the file is; None: where the system keeps such files.
+      folder: the file's folder; None: the system's folder for temporary files.
 
     Attributes:
-      sizes: tokens of each.
+      sizes: the number of tokens of each piece.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -33,7 +33,7 @@ class Pieces:
         self.sizes = array.array("q")
 
     def append(self, ids: list[int], mask: list[bool]) -> None:
-        """Adds one; what is not to be predicted is written as `~id`."""
+        """Adds a piece; ids that are not predicted are written as `~id`."""
         self._file.write(np.where(mask, ids, np.invert(ids)).astype(np.int32).tobytes())
         self.sizes.append(len(ids))
 
@@ -60,11 +60,13 @@ class Pieces:
 
 
 def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
-    """A document in pieces of at most `length` tokens; each has its own tokens to predict, and those without one are left out.
+    """Cuts a document into pieces of at most `length` tokens, each with its own tokens to predict.
 
-    Of an example the first piece begins with the end of its prompt, up to half of the piece or as much as the answer leaves.
-    Each later one begins with the prompt's end, up to a quarter of the piece, and with the latest of what came after it, up to
-    half of the piece for both.
+    Pieces without tokens to predict are left out.
+
+    An example's first piece begins with the end of its prompt, up to half of the piece or as much as the answer leaves.
+    Each later piece begins with the prompt's end, up to a quarter of the piece. After that come the latest tokens
+    before the piece; both parts together take up to half of it.
 
     >>> cut([1, 2, 3, 4, 5, 6], [True] * 6, 4)
     [([1, 2, 3, 4], [True, True, True, True]), ([5, 6], [True, True])]
@@ -87,10 +89,10 @@ def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
 
 
 def pack(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The row of each piece: long ones first, each where it leaves the least room.
+    """Assigns each piece to a row: long ones first, each where it leaves the least room.
 
     Args:
-      sizes: `[n]`, tokens of each, at most `length`.
+      sizes: `[n]`, the number of tokens of each piece, at most `length`.
       length: T.
 
     >>> pack(np.array([2, 3, 5, 6]), 8).tolist()
@@ -112,11 +114,11 @@ def pack(sizes: np.ndarray, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """The row of every piece, and the order in which they are written.
+    """The row of every piece, and the order in which pieces are written.
 
     Attributes:
-      order: numbers of pieces, row by row.
-      rows: the row of each of them, in that order.
+      order: the numbers of pieces, row by row.
+      rows: the row of each piece, in that order.
     """
 
     order: np.ndarray
@@ -126,10 +128,10 @@ class Packed:
     def of(cls, sizes: np.ndarray, length: int, seed: int, packed: bool) -> "Packed":
         """
         Args:
-          sizes: `[n]`, tokens of each piece.
+          sizes: `[n]`, the number of tokens of each piece.
           length: T.
-          seed: of their order.
-          packed: whether a row may hold several.
+          seed: the seed of their order.
+          packed: whether a row may hold several pieces.
         """
         shuffled = np.random.default_rng(seed).permutation(len(sizes))
         if not packed:

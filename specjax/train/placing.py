@@ -1,7 +1,8 @@
 """The placement of trained parameters on a mesh.
 
-Between uses every device holds its own part of a parameter, of its moments and of its gradient: split as in decoding, and over
-the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2304.11277). A pass has them gathered over rows.
+Between uses, every device holds only its part of a parameter, its moments and its gradient. They are split as in
+decoding, and also over the axis of rows, along which they would otherwise be copied (FSDP, arXiv:2304.11277). For a
+pass, they are gathered over rows.
 """
 
 from typing import Any
@@ -19,9 +20,10 @@ PyTree = Any
 
 
 def rounded(params: PyTree, dtype: str) -> PyTree:
-    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: distributions are made in
-    chunks (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up
-    in float32."""
+    """Parameters in the type in which a pass multiplies them.
+
+    Kernels over a vocabulary are unchanged. Distributions are made in chunks (`specjax.objectives.teacher`), and each
+    chunk rounds the kernels itself, so that their gradients from all chunks add up in float32."""
 
     if dtype == "float32":
         return params
@@ -33,12 +35,12 @@ def rounded(params: PyTree, dtype: str) -> PyTree:
 
 
 def gathered(objective: Objective, mesh: Mesh | None, params: PyTree) -> PyTree:
-    """Parameters as a pass reads them; inside jit. Without a mesh as they are."""
+    """Parameters as a pass reads them; inside jit. Unchanged without a mesh."""
     return params if mesh is None else jax.lax.with_sharding_constraint(params, objective.param_shardings(mesh, params))
 
 
 def spread(objective: Objective, mesh: Mesh | None, params: PyTree) -> PyTree:
-    """Parameters, or gradients, as they lie between passes; inside jit. Without a mesh as they are."""
+    """Parameters or gradients, split as between passes; inside jit. Unchanged without a mesh."""
     return params if mesh is None else jax.lax.with_sharding_constraint(params, param_places(objective, mesh, params))
 
 
@@ -50,7 +52,8 @@ def param_places(objective: Objective, mesh: Mesh, params: PyTree) -> PyTree:
 def optimizer_places(
     objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, params: PyTree, state: PyTree
 ) -> PyTree:
-    """A sharding for every leaf of an optimizer's state: of moments that of their parameter, of all else a copy everywhere."""
+    """A sharding for every leaf of an optimizer's state: moments are split like their parameter, other leaves are
+    copied."""
     return optax.tree_map_params(
         optimizer.init,
         lambda _, place: place,

@@ -1,4 +1,4 @@
-"""Text that the target itself writes: `--prompts` of the commands that read training text."""
+"""Training text that the target itself writes: the option `--prompts`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ ANSWERS = "answers.jsonl"
 
 
 def check_sources(options: Any) -> None:
-    """Raises ValueError unless text comes from one place: `--data`, `--prompts`, or `--features` where that is an option."""
+    """Raises ValueError unless text comes from exactly one of `--data`, `--prompts` and, where available,
+    `--features`."""
     names = [name for name in ("data", "prompts", "features") if hasattr(options, name)]
     given = [name for name in names if getattr(options, name)]
     if len(given) != 1:
@@ -21,7 +22,7 @@ def check_sources(options: Any) -> None:
 
 
 class Stopped(Exception):
-    """Writing answers ended before its end.
+    """The writing of answers was stopped.
 
     Attributes:
       status: the exit status.
@@ -33,16 +34,18 @@ class Stopped(Exception):
 
 
 def written(options: Any, target: Any, folder: Path) -> tuple[str, ...]:
-    """The files to train on. Of `--prompts` the target first writes the answers, as `specjax generate` does: drawn from its own
-    distribution, temperature 1 and nothing cut off. A job that was stopped goes on where it was.
+    """The files to train on. For `--prompts`, the target first writes the answers.
+
+    They are written as by `specjax generate`, drawn from the target's own distribution at temperature 1 without
+    filters. A stopped job resumes where it was.
 
     Args:
       options: of `train` or `capture`.
       target: what `specjax.models.load` returned.
-      folder: where the answers go.
+      folder: receives the answers.
 
     Raises:
-      Stopped: where not all of them were written.
+      Stopped: if not all of them were written.
     """
     if options.prompts is None:
         return options.data
@@ -59,6 +62,6 @@ def written(options: Any, target: Any, folder: Path) -> tuple[str, ...]:
         "seed": options.seed,
     }
     status = generate.command(JobOptions(**given))
-    if status not in (0, 1):  # failed records are left out of the text, and told
+    if status not in (0, 1):  # failed records are left out of the text, and reported
         raise Stopped(status)
     return (answers,)

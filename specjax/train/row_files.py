@@ -1,4 +1,5 @@
-"""Rows of token ids in files, so that text is tokenised once and read by row: `.npy` arrays, and what they are made of."""
+"""Rows of token ids in `.npy` files with a record of their origin, so that text is tokenised once and read row by
+row."""
 
 import contextlib
 import functools
@@ -21,13 +22,13 @@ _ARRAYS = ("tokens", "mask", "documents")
 
 
 Fields = dict[str, Any]
-"""Of `specjax.train.data.Rows`."""
+"""The arrays of `specjax.train.data.Rows`."""
 
 
 def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: bool) -> dict[str, Any]:
-    """The things that rows depend on, JSON: the content of files, the tokenizer, and the sharing of rows."""
+    """The inputs on which rows depend, as JSON: the content of files, the tokenizer, and packing."""
     return {
-        "files": [[file.suffix, _hash(file)] for file in files],  # wherever each of many processes has them
+        "files": [[file.suffix, _hash(file)] for file in files],  # without folders, which may differ between processes
         "model": None if model.path is None else fingerprint(model.path),
         "length": length,
         "seed": seed,
@@ -36,7 +37,7 @@ def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: b
 
 
 def kept(folder: Path, of: dict[str, Any]) -> Fields | None:
-    """The rows in a folder, if they are made of this."""
+    """The rows in a folder, if they were made of `of`."""
     about = folder / _ABOUT
     if not about.is_file() or json.loads(about.read_text()) != of:
         return None
@@ -49,23 +50,23 @@ def _read(folder: Path) -> Fields:
 
 
 def written(folder: Path, of: dict[str, Any], write: Callable[[Path, Make], Sequence[str]]) -> Fields:
-    """The rows that a function writes. They become the folder's as a whole or not at all.
+    """The rows that a function writes. They become the folder's content atomically.
 
     Args:
-      folder: of the rows; others that are there are replaced.
+      folder: the rows' folder; rows that are there are replaced.
       of: see `made_of`.
-      write: from a scratch folder and what makes arrays there to what is wrong with each line that could not be used.
+      write: takes a scratch folder and a function that makes arrays there; returns the error of each unusable line.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(f"{folder}.tmp-{jax.process_index()}")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run
     scratch.mkdir()
     try:
         skipped = write(scratch, functools.partial(_array, scratch))
         (scratch / _SKIPPED).write_text(json.dumps(list(skipped)))
         (scratch / _ABOUT).write_text(json.dumps(of))
         if (folder / _ABOUT).exists() and kept(folder, of) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # of another text
+            shutil.rmtree(folder, ignore_errors=True)  # from another text
         with contextlib.suppress(OSError):  # another process was faster
             os.rename(scratch, folder)
         if kept(folder, of) is None:

@@ -1,4 +1,4 @@
-"""The choice of tokens that a small draft should spend itself on (AdaSPEC, arXiv:2510.19779)."""
+"""The choice of tokens on which to train a small draft (AdaSPEC, arXiv:2510.19779)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ Array = jax.Array
 def select(
     target_logits: Array, draft_logits: Array, reference_logits: Array, mask: Array, keep: float, mean: Mean = MEAN
 ) -> Array:
-    """The masked tokens with the most room to improve: those of the largest `KL(p, q_draft) - KL(p, q_reference)`.
+    """The masked tokens with the most room to improve: those with the largest `KL(p, q_draft) - KL(p, q_reference)`.
 
-    The reference is an earlier draft, distilled from the same start: what it could not learn is left out.
+    The reference is an earlier draft, distilled from the same start; tokens that it could not learn are left out.
 
     Args:
       target_logits: `[B, T, V]`.
@@ -22,7 +22,7 @@ def select(
       reference_logits: `[B, T, V]`.
       mask: `[B, T]` bool.
       keep: the share of masked tokens to keep, to the nearest token; equal differences are kept together. 1 keeps all.
-      mean: knows the tokens of the whole batch, among which they are chosen.
+      mean: gives access to the tokens of the whole batch, among which they are chosen.
 
     Returns:
       `[B, T]` bool, without a gradient.

@@ -1,4 +1,4 @@
-"""The settings that many processes must share to train, or to capture, together."""
+"""Checks of the settings that several processes must share to train or to capture together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from specjax.sharding.mesh import axis_sizes
 
 
 def check(options: Any, own: Sequence[str], rows: int, which: str) -> None:
-    """Raises ValueError on what many processes cannot do together.
+    """Raises ValueError on options that several processes cannot use together.
 
     Args:
       options: of `train` or `capture`.
-      own: names of options that each process may have for itself.
-      rows: of a pass.
-      which: the flags that say how many those are.
+      own: names of options that may differ between processes.
+      rows: the number of rows of a pass.
+      which: the flags that set this number.
     """
     hosts.check_same(hosts.shared(options, own))
     if options.prompts is not None:

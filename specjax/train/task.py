@@ -21,9 +21,9 @@ class Task:
 
     Attributes:
       objective: the loss.
-      params: where it starts.
-      frozen: what the objective takes as `target_params`.
-      save: writes trained parameters, numpy arrays, to a folder. All processes call it, and the first one writes.
+      params: the initial parameters.
+      frozen: the `target_params` of the objective.
+      save: writes trained parameters, numpy arrays, to a folder. All processes call it, but only the first one writes.
     """
 
     objective: Objective
@@ -33,22 +33,22 @@ class Task:
 
 
 Read = Callable[[], "Rows"]
-"""Reads the data, where a task depends on it."""
+"""A function that reads the data, for tasks that depend on it."""
 Make = Callable[[Any, TrainOptions, Read], Task]
-"""Makes a task from a loaded target, the command's options and the data."""
+"""A function that makes a task from a loaded target, the command's options and the data."""
 
 
 def make_loss(line: str) -> Loss:
     """A loss from its line of text, such as `jsd:beta=0.1`.
 
     Raises:
-      ValueError: on an unknown name or field, naming those there are.
+      ValueError: on an unknown name or field; lists the known ones.
     """
     return parse("loss", {name: Entry(kind, plain_fields(kind)) for name, kind in LOSSES.items()}, line)
 
 
 def fields_of(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
-    """The fields that a line sets, for each of the dataclasses those that are its own."""
+    """The fields that a line sets, separately for each of the dataclasses."""
     own = [_settable(kind) for kind in kinds]
     known = {name: value for fields in own for name, value in fields.items()}
     chosen = parse("drafter", {read_line(line).name: Entry(dict, known)}, line)
@@ -56,7 +56,8 @@ def fields_of(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
 
 
 def _settable(kind: type) -> dict[str, Any]:
-    """The fields that a line may set: of an objective no lists, which follow from the target and other options."""
+    """The fields that a line may set. Lists of an objective are excluded: they follow from the target and other
+    options."""
     fields = plain_fields(kind)
     if not issubclass(kind, Objective):
         return fields
@@ -65,10 +66,10 @@ def _settable(kind: type) -> dict[str, Any]:
 
 
 def with_preset(name: str, kind: type[Objective], fields: dict[str, Any]) -> dict[str, Any]:
-    """A line's fields of an objective, on top of those of the preset that it names.
+    """A line's fields of an objective, on top of the preset that it names.
 
     Raises:
-      ValueError: on a preset that there is not.
+      ValueError: on an unknown preset.
     """
     preset = fields.pop("preset", "")
     if preset and preset not in kind.presets:
@@ -77,19 +78,19 @@ def with_preset(name: str, kind: type[Objective], fields: dict[str, Any]) -> dic
 
 
 def divergence_of(options: TrainOptions) -> dict[str, Any]:
-    """The field of an objective that --loss sets; none without it."""
+    """The field of an objective that --loss sets; empty without it."""
     return {} if options.loss is None else {"divergence": make_loss(options.loss)}
 
 
 def check_length(options: TrainOptions, lm: Any) -> None:
-    """Raises ValueError where rows are longer than what the draft model was made for."""
+    """Raises ValueError if rows are longer than the draft model's positions."""
     longest = lm.config.max_position_embeddings
     if length_of(options) > longest:
         raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
 
 
 def check_masked(name: str, target: Any, options: TrainOptions) -> None:
-    """Raises ValueError on options or a target that the training of a diffusion model cannot use."""
+    """Raises ValueError on options or a target that do not suit the training of a diffusion model."""
     foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start")
     given = [option for option in foreign if getattr(options, option) is not None]
     if given:

@@ -1,4 +1,4 @@
-"""The list of what can be trained: models, and the methods that packages export with an objective."""
+"""The list of everything trainable: models, and the methods that packages export with an objective."""
 
 import functools
 
@@ -13,7 +13,7 @@ from specjax.train.whole_models import WHOLE_MODELS
 
 
 def trainable() -> dict[str, Make]:
-    """Everything that `specjax train` has by name. A method goes by the first of its names, as its folder does."""
+    """Everything that `specjax train` can train, by name. A method has the first of its names, like its folder."""
     found: dict[str, Make] = {**WHOLE_MODELS, **heads()}
     for base, packages, task in ((Rule, (draft,), rule_task), (unmask.Unmask, (diffusion, unmask), policy_task)):
         for kind in exported(base, *packages):
@@ -24,7 +24,7 @@ def trainable() -> dict[str, Make]:
 
 
 def heads() -> dict[str, HeadTask]:
-    """The heads over the target's features among them."""
+    """The trainable heads over the target's features."""
     found = {abouts(kind)[0].name: kind for kind in exported(Trained, draft)}
     made = {name: (kind, kind.objective()) for name, kind in found.items()}
     return {name: HeadTask(name, kind, objective) for name, (kind, objective) in made.items() if objective is not None}

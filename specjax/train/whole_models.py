@@ -1,4 +1,4 @@
-"""Tasks of models that are trained whole: a draft model distilled from its target, and a diffusion model's own parameters."""
+"""Tasks that train whole models: a draft model distilled from its target, and a diffusion model's own parameters."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
         raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
     if (fields.get("keep", 1.0) < 1) != (options.reference is not None):
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
-    full = dataclasses.replace(target, dtype="float32")  # the target's own type would swallow small updates
+    full = dataclasses.replace(target, dtype="float32")  # small updates would be lost in the target's own type
     if options.draft is not None:
         drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm
@@ -55,7 +55,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
 
 
 def _shape(file: str, target: Any) -> Any:
-    """The model of a config.json; its vocabulary and positions are the target's where it does not say."""
+    """The model of a config.json; by default, its vocabulary and positions are the target's."""
     from specjax.models import LlamaLM, hf_config
 
     try:
@@ -73,13 +73,13 @@ def _shape(file: str, target: Any) -> Any:
 
 
 def _masked(name: str, kind: type[MaskedObjective]) -> Make:
-    """A diffusion model's own parameters"""
+    """The task of a diffusion model's own parameters."""
 
     def make(target: Any, options: TrainOptions, read: Read) -> Task:
         check_masked(name, target, options)
         (fields,) = fields_of(options.drafter, kind)
         made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
-        params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be swallowed
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be lost
 
         def save(folder: Path, params: Any) -> None:
             if is_first():
@@ -98,4 +98,4 @@ WHOLE_MODELS: dict[str, Make] = {
     "diffusion": _masked("diffusion", MaskedDiffusion),
     "dparallel": _masked("dparallel", CertaintyForcing),
 }
-"""Makes the task from a loaded target, the command's options and the data."""
+"""A function that makes the task from a loaded target, the command's options and the data."""

@@ -1,6 +1,6 @@
-"""Verifiers: which of the drafted tokens are kept, and what follows them.
+"""Verifiers: which drafted tokens are kept, and which token follows them.
 
-A line per method, in the order in which they are listed.
+One line per method, in the order in which they are listed.
 """
 # isort: skip_file
 

@@ -15,23 +15,23 @@ from specjax.verify.traversal import Traversal
 
 RULES = MappingProxyType(
     {
-        "deterministic": Recursive(),  # as they are: one passes with the sum of their chances in p, by every rule
+        "deterministic": Recursive(),  # deterministic: by every rule one passes with the sum of their chances in p
         "coupled": RecursiveWOR(),  # of one child more than the target's own draw, of more of them as many
         "iid": Recursive(),  # `Optimal` accepts hardly more, and the time that it takes is worth more than that
         "without_replacement": Traversal(),
         "greedy": GreedyMulti(),
     }
 )
-"""What trees are judged by, for all `specjax.tree.Children`; chains by `Block`, whatever they are."""
+"""The rule for each of `specjax.tree.Children`; chains are judged by `Block`, whatever their kind."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Best(Verifier):
-    """Judges a tree as the rule for its kind of children does. Which one that is is known before the first step.
+    """Judges a tree by the rule for its kind of children, which is known before the first step.
 
-    Lossless in distribution. At a node `block` and `greedy_multi` reach what their children allow
-    (`specjax.verify.bounds`), and `recursive` of i.i.d. ones nearly that; of children without replacement no rule here
-    does, and `traversal` keeps at least as many as `recursive_wor`.
+    Lossless in distribution. At a node, `block` and `greedy_multi` reach the bound for their children
+    (`specjax.verify.bounds`), and `recursive` nearly reaches it for i.i.d. children. For children without replacement
+    no rule here does; `traversal` keeps at least as many as `recursive_wor`.
     """
 
     about = About(

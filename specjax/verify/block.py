@@ -1,4 +1,4 @@
-"""Block verification for chains (Sun et al. 2025, algorithm 2): the length of what is kept follows from joint probabilities."""
+"""Block verification for chains (Sun et al. 2025, algorithm 2): joint probabilities decide how long the kept prefix is."""
 
 import dataclasses
 
@@ -15,11 +15,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Block(Rejection):
-    """Keeps the longest prefix i with u_i < h_i, see `chances`; then a draw of norm(max(P_i p - q, 0)).
+    """Keeps the longest prefix i with u_i < h_i, see `chances`; a draw of norm(max(P_i p - q, 0)) follows.
 
-    Lossless in distribution for chains, and of all such rules of one chain it keeps the most tokens in the mean. Every
-    uniform and every drafted token decides something, those after the kept prefix too, so each step has noise of its
-    own.
+    Lossless in distribution for chains. No such rule for one chain keeps more tokens on average. Every uniform and
+    every drafted token decides something, even those after the kept prefix, so each step has separate noise.
     """
 
     about = About(
@@ -58,7 +57,7 @@ def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
       p: `[B, D + 1, V]`.
       q: `[B, D, V]`.
       tokens: `[B, D]`, x.
-      proposed: `[B, D]` bool, whether x_i was proposed, and all before it.
+      proposed: `[B, D]` bool, whether x_i and all before it were proposed.
     """
     at = jnp.maximum(tokens, 0)[:, :, None]
     ours, theirs = (jnp.take_along_axis(dist, at, axis=2)[:, :, 0] for dist in (p[:, :-1], q))
@@ -73,7 +72,7 @@ def chances(p: Array, q: Array, weight: Array, proposed: Array) -> Array:
     """h_i, `[B, D + 1]`: S_i / (S_i + 1 - P_i) with S_i the mass of max(P_i p - q, 0); P_i at the last proposed token.
 
     Args:
-      p: see `carried`, as are q and proposed.
+      p: see `carried`, also for q and proposed.
       weight: P, of `carried`.
     """
     mass = jnp.maximum(weight[:, :-1, None] * p[:, :-1] - q, 0).sum(axis=-1)
@@ -83,10 +82,10 @@ def chances(p: Array, q: Array, weight: Array, proposed: Array) -> Array:
 
 
 def residual(p: Array, q: Array, weight: Array, proposed: Array, accepted: Array) -> Array:
-    """Weights `[B, V]` of the next token: max(P p - q, 0) where more was proposed, else p.
+    """Weights `[B, V]` of the next token: max(P p - q, 0) if more was proposed, otherwise p.
 
     Args:
-      p: see `chances`, as are q, weight and proposed.
+      p: see `chances`, also for q, weight and proposed.
       accepted: `[B]`.
     """
     here = accepted[:, None]

@@ -1,9 +1,8 @@
-"""The bound of every exact verifier: the largest chance that one of a node's drafted children is accepted
-(arXiv:2502.18779).
+"""The bound for every exact verifier: the largest chance that one of a node's drafted children is accepted (arXiv:2502.18779).
 
 A verifier that keeps the target's distribution is a coupling of the target's token with the drafts. The best coupling
-accepts with probability `1 + min over H of P(H) - Q(H)`, where H is a set of tokens, P(H) the target's chance of it and
-Q(H) the chance that all drafts lie in it; a best H consists of the tokens of the largest q / p.
+accepts with probability `1 + min over H of P(H) - Q(H)`. Here H is a set of tokens, P(H) the target's chance of it, and
+Q(H) the chance that all drafts lie in it. A best H consists of the tokens with the largest q / p.
 """
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 Array = np.ndarray
 
 LOG_TIMES = np.linspace(np.log(1e-8), np.log(1e16), 720)
-"""Where the integral over an exponential clock is evaluated."""
+"""Where the integral over an exponential clock is evaluated (logarithms of times)."""
 
 
 def optimal_acceptance(p: Array, q: Array, drafts: int = 1, *, replacement: bool = False) -> float:
@@ -21,16 +20,16 @@ def optimal_acceptance(p: Array, q: Array, drafts: int = 1, *, replacement: bool
       p: `[V]`, the target's distribution.
       q: `[V]`, the draft's.
       drafts: how many children.
-      replacement: whether they are i.i.d.; False: drawn one after the other, none twice.
+      replacement: whether they are i.i.d.; False: drawn one after the other without replacement.
 
     Raises:
-      ValueError: where p and q are no distributions over the same tokens, or there are fewer than one draft.
+      ValueError: if p and q are not distributions over the same tokens, or `drafts` is less than 1.
     """
     p, q = _distributions(p, q)
     if drafts < 1:
         raise ValueError(f"drafts must be at least 1, got {drafts}")
     ratio = np.divide(q, p, out=np.full_like(q, np.inf), where=p > 0)
-    ratio = np.where(q > 0, ratio, -1.0)  # what is never drafted comes last
+    ratio = np.where(q > 0, ratio, -1.0)  # tokens that are never drafted come last
     order = np.argsort(-ratio, kind="stable")
     p, q = p[order], q[order]
     inside = np.cumsum(q) ** drafts if replacement else _all_within_prefixes(q, drafts)
@@ -41,10 +40,10 @@ def greedy_acceptance(p: Array, q: Array, drafts: int = 1) -> float:
     """The acceptance rate of the likeliest `drafts` - 1 tokens of q with one draw from the rest, by the best verifier.
 
     Args:
-      p: see `optimal_acceptance`, as are q and drafts.
+      p: see `optimal_acceptance`, also for q and drafts.
 
     Raises:
-      ValueError: likewise.
+      ValueError: see `optimal_acceptance`.
     """
     p, q = _distributions(p, q)
     if drafts < 1:
@@ -65,9 +64,9 @@ def _distributions(p: Array, q: Array) -> tuple[Array, Array]:
 def _all_within_prefixes(q: Array, drafts: int) -> Array:
     """The chance, for every m, that draws without replacement all lie among the first m tokens, `[V]`.
 
-    The draws are the first of exponential clocks of rates q to ring. They all lie within a prefix when at least so many of its
-    clocks ring before the first of the others, whose time is exponential itself; its distribution is integrated over a
-    grid.
+    The draws are the first exponential clocks of rates q to ring. They all lie within a prefix if enough of its clocks
+    ring before the first of the other clocks. The time of that one is exponential too; its distribution is integrated
+    over a grid.
     """
     possible = int((q > 0).sum())
     drafts = min(drafts, possible)  # where nothing is left, no more is drawn

@@ -1,8 +1,8 @@
 """Coupled verification: position t of a row owns one Gumbel vector, and a node is kept if it is the target's own draw.
 
-The target's token is `argmax(log p + g)`, exactly a sample of p, whatever was drafted; so the text equals plain sampling's
-token for token. Greedy verification is the case g = 0. A drafter that ranks candidates by `log q + g` with the same g
-agrees with the target far more often than an independent one.
+The target's token is `argmax(log p + g)`, an exact sample of p, whatever was drafted; so the text equals plain
+sampling's token for token. Greedy verification is the case g = 0. A drafter that ranks candidates by `log q + g` with
+the same g agrees with the target far more often than an independent one.
 """
 
 import dataclasses

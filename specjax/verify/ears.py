@@ -1,5 +1,6 @@
-"""Efficient adaptive rejection sampling (EARS; Sun et al. 2025, arXiv:2512.13194), which is lossy: the test is as loose as the
-target is unsure."""
+"""Efficient adaptive rejection sampling (EARS; Sun et al. 2025, arXiv:2512.13194), lossy: the less sure the target, the
+looser the test.
+"""
 
 import dataclasses
 
@@ -11,14 +12,16 @@ from specjax.verify.top_down import TopDown, at, normalised, passing, residual, 
 
 @dataclasses.dataclass(frozen=True)
 class Ears(TopDown):
-    """Tries i.i.d. children in the order of their draws: x passes with min(1, p(x) / q(x) + tolerance (1 - max p)), else p
-    becomes norm(max(p - q, 0)).
+    """Tries i.i.d. children in the order of their draws; the test has a tolerance.
 
-    Lossy: what q has more of than p passes too often, but never what p rules out. Greedy rows keep greedy text, and at a
-    tolerance of 0 it is `Recursive`. Trees are of this library; as published it tests chains, where it is the same.
+    x passes with min(1, p(x) / q(x) + tolerance (1 - max p)); otherwise p becomes norm(max(p - q, 0)).
+
+    Lossy: tokens of which q has more than p pass too often, but tokens that p rules out never pass. Greedy rows keep
+    greedy text, and at a tolerance of 0 it is `Recursive`. Trees are this library's addition; the published rule tests
+    chains, and is the same there.
 
     Attributes:
-      tolerance: what is added to p(x) / q(x) where p is quite unsure, in [0, 1].
+      tolerance: what is added to p(x) / q(x) if p is entirely unsure, in [0, 1].
     """
 
     about = About(
@@ -36,7 +39,7 @@ class Ears(TopDown):
             raise ValueError(f"ears needs a tolerance in [0, 1], got {self}")
 
     def rule(self, tree):
-        return self  # children that are taken as they are have a distribution too: all of it is theirs
+        return self  # children that are taken as they are have a distribution too, with all of its mass at them
 
     def enter(self, p, log_q, count):
         return p, None if log_q is None else jnp.exp(log_q), self.tolerance * (1 - p.max(axis=-1))

@@ -1,5 +1,6 @@
-"""Loosely speculative decoding (FLy; Li et al. 2025, arXiv:2511.22972), which is lossy: another token passes where the target
-is unsure, if it agrees again with what follows."""
+"""Loosely speculative decoding (FLy; Li et al. 2025, arXiv:2511.22972), lossy: if the target is unsure, another token
+passes if the target agrees again afterwards.
+"""
 
 import dataclasses
 
@@ -15,20 +16,26 @@ from specjax.verify.top_down import at, judged_by
 
 @dataclasses.dataclass(frozen=True)
 class Fly(Verifier):
-    """A child that is not the target's own draw passes where H3 >= threshold, the next `window` nodes of its path all are the
-    target's own draws, and it is not among the last `window` + 1 levels of the draft; the longest path that owes none of these
-    is kept, of equal ones the likeliest, and the target's own draw follows it. H3 is what the three likeliest tokens add to
-    the entropy of the model's own distribution, whatever a row's temperature.
+    """Another token than the target's own draw may pass if the target is unsure and agrees with the nodes after it.
 
-    Lossy in greedy rows too. With a threshold that H3 never reaches it is `Coupled`. The defaults are the authors', whose
-    drafts have 15 tokens: in one of `window` + 1 tokens or fewer nothing but the target's own draws passes. What the target's
-    distribution rules out (a filter, a bad word) never passes, which is of this library, as is that a sampled row has
-    one draw of its
-    own: the released code takes either of two.
+    Such a child passes if three conditions hold:
+
+    - H3 >= threshold. H3 is the part of the entropy of the model's own distribution that its three likeliest tokens
+      contribute, whatever a row's temperature.
+    - The next `window` nodes of its path all are the target's own draws.
+    - It is not among the last `window` + 1 levels of the draft.
+
+    The longest path that fulfils this is kept, on a tie the likeliest, and the target's own draw follows it.
+
+    Lossy in greedy rows too. With a threshold that H3 never reaches it is `Coupled`. The defaults are the authors',
+    whose drafts have 15 tokens: in a draft of `window` + 1 tokens or fewer, only the target's own draws pass.
+
+    Two points are this library's. Tokens that the target's distribution rules out (a filter, a bad word) never pass. A
+    sampled row has one draw per node; the released code takes either of two.
 
     Attributes:
-      threshold: of H3 in nats, from which on another token than the target's may stand; at least 0.
-      window: how many of the target's own tokens must follow such a token in the draft; 0: none.
+      threshold: the H3, in nats, from which a token other than the target's may stand; at least 0.
+      window: how many of the target's own tokens must follow such a token in the draft; 0 for none.
     """
 
     about = About(
@@ -61,7 +68,7 @@ class Fly(Verifier):
         lost = self.window + 1
         owed = jnp.zeros(
             tree.tokens.shape, jnp.int32
-        )  # own tokens that must still follow; `lost`: nothing mends the path
+        )  # own tokens that must still follow; `lost`: the path cannot be kept any more
         for depth in range(1, tree.max_depth + 1):
             before = owed[rows, parent]
             other = jnp.where((before == 0) & loose, self.window, lost)

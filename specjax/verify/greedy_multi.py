@@ -1,4 +1,6 @@
-"""Greedy multi-draft verification (Hu et al. 2025, arXiv:2502.18779): one ordinary test, and a look among the likeliest."""
+"""Greedy multi-draft verification (Hu et al. 2025, arXiv:2502.18779): one ordinary test, and a look among the likeliest
+tokens.
+"""
 
 import dataclasses
 
@@ -10,11 +12,13 @@ from specjax.verify.top_down import TopDown, at, normalised, passing, residual, 
 
 @dataclasses.dataclass(frozen=True)
 class GreedyMulti(TopDown):
-    """Tries the drawn child x with min(1, p(x) / q(x)), where q is the draft's distribution without its likeliest
-    tokens; else the target's token is a draw from norm(max(p - q, 0)), and a child that is equal to it passes.
+    """Tests the drawn child first, then the likeliest tokens.
 
-    q is 0 at the likeliest tokens, so they keep all of p: one of k children passes with their p and the sum of min(p, q) over
-    the rest, the most that any verifier can make of such children. Lossless in distribution.
+    The drawn child x passes with min(1, p(x) / q(x)), where q is the draft's distribution without its likeliest tokens.
+    Otherwise the target's token is a draw from norm(max(p - q, 0)), and a child that equals it passes.
+
+    q is 0 at the likeliest tokens, so they keep all of p. One of k children passes with their p plus the sum of min(p,
+    q) over the rest, the most that any verifier can reach with such children. Lossless in distribution.
     """
 
     about = About(

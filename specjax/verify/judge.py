@@ -1,5 +1,6 @@
-"""Judge decoding (Bachmann et al. 2025, arXiv:2501.19309), which is lossy: a head on the target's features says which drafted
-tokens are right, though the target would have written others."""
+"""Judge decoding (Bachmann et al. 2025, arXiv:2501.19309), lossy: a head on the target's features says which drafted
+tokens are right, even if the target would have written others.
+"""
 
 import dataclasses
 import functools
@@ -19,12 +20,14 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Judge(Verifier):
-    """A child passes where the head finds it right, sigmoid(w h + b) > threshold, and so does the target's own draw; the
-    longest path of passing nodes is kept, of equal ones the likeliest, and the target's own draw follows it. h is what the
-    target makes of the child itself, after its final norm.
+    """A child passes if the head finds it right, sigmoid(w h + b) > threshold; the target's own draw always passes.
 
-    Lossy in greedy rows too. At a threshold of 1 nothing passes but the target's own draw, as `Coupled` has it. What the
-    target's distribution rules out (a filter, a bad word) never passes, which is of this library, as are trees.
+    h is the target's feature at the child itself, after its final norm. The longest path of passing nodes is kept, on a
+    tie the likeliest, and the target's own draw follows it.
+
+    Lossy in greedy rows too. At a threshold of 1 only the target's own draw passes, as in `Coupled`. Two points are
+    this library's: tokens that the target's distribution rules out (a filter, a bad word) never pass, and there are
+    trees.
 
     Its parameters, `params["verify"]`, are {`kernel`: `[E]`, `bias`: `[1]`}, trained for one target
     (`experiments/lossy/train_judge.py`).
@@ -57,7 +60,7 @@ class Judge(Verifier):
         return dataclasses.replace(self, target=target)
 
     def init_params(self, key, target_params):
-        """A random head, which knows nothing."""
+        """A random head, before any training."""
         one = jnp.zeros((1, 1), jnp.int32)
         width = jax.eval_shape(lambda params: self.target.embed(params, one), target_params).shape[-1]
         return {"kernel": jax.random.normal(key, (width,)) / width**0.5, "bias": jnp.zeros((1,))}
@@ -80,6 +83,6 @@ class Judge(Verifier):
 
 
 def score(params: Any, features: Array) -> Array:
-    """The head's logits `[...]` in float32 of tokens being right, from the target's features `[..., E]` at them."""
+    """The head's logits `[...]` in float32 that tokens are right, from the target's features `[..., E]` at them."""
     kernel, bias = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
     return features.astype(jnp.float32) @ kernel + bias[0]

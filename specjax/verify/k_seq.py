@@ -1,4 +1,4 @@
-"""K-SEQ (SpecTr; Sun et al. 2023): k i.i.d. drafts share the target's mass through a draft distribution made larger."""
+"""K-SEQ (SpecTr; Sun et al. 2023): k i.i.d. drafts share the target's mass through an enlarged draft distribution."""
 
 import dataclasses
 
@@ -11,15 +11,16 @@ from specjax.verify.top_down import TopDown, normalised, passing
 Array = jax.Array
 
 HALVINGS = 30
-"""Halvings of the interval in which the factor lies. A factor that is slightly too large costs acceptance, and never
-the distribution."""
+"""Halvings of the interval that contains the factor. A factor that is slightly too large costs acceptance, never the
+distribution.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class KSeq(TopDown):
-    """Each of k i.i.d. children passes with min(1, p(x) / (r q(x))), whatever was rejected before it; see `factor` for r.
+    """Each of k i.i.d. children passes with min(1, p(x) / (r q(x))), whatever was rejected before it; `factor` gives r.
 
-    Lossless in distribution; at least 1 - (1 - 1/k)^k of what any rule for i.i.d. children accepts.
+    Lossless in distribution; it accepts at least 1 - (1 - 1/k)^k of what any rule for i.i.d. children accepts.
     """
 
     about = About(
@@ -59,7 +60,7 @@ def some_pass(beta: Array, drafts: Array) -> Array:
 
 
 def factor(p: Array, q: Array, drafts: Array) -> Array:
-    """The least r `[B]` in [1, k] of which what passes is nowhere more than p: 1 - (1 - beta(r))^k is at most r beta(r).
+    """The least r `[B]` in [1, k] with which no token passes more often than p allows: 1 - (1 - beta(r))^k <= r beta(r).
 
     Args:
       p: `[B, V]`.
@@ -78,7 +79,7 @@ def factor(p: Array, q: Array, drafts: Array) -> Array:
 
 
 def remainder(p: Array, q: Array, r: Array, drafts: Array) -> Array:
-    """Weights `[B, V]` of the token where no draft passes: p without what passes of it.
+    """Weights `[B, V]` of the token if no draft passes: p minus the part of it that passes.
 
     Args:
       p: `[B, V]`.

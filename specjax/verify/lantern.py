@@ -1,5 +1,6 @@
-"""LANTERN (Jang et al. 2024, arXiv:2410.03355) and LANTERN++ (Park et al. 2025, arXiv:2502.06352), which are lossy: a token may
-have the chances of those nearest to it."""
+"""LANTERN (Jang et al. 2024, arXiv:2410.03355) and LANTERN++ (Park et al. 2025, arXiv:2502.06352), lossy: a token may
+use the chances of its nearest tokens.
+"""
 
 import dataclasses
 import functools
@@ -30,21 +31,25 @@ CHUNK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Lantern(Verifier):
-    """Tries i.i.d. children as `Recursive` does, but adds to p(x) what the nearest tokens of x have, as many of them as have at
-    most `bound` together: x passes with the chance min(1, (p(x) + pooled) / q(x)), and at temperature 0 where that sum is above
-    every other token's p. A rejected x leaves norm(max(p - q', 0)), where q' is q, and where anything was pooled 0 at the
-    `neighbours` + 1 tokens nearest to x; of children that are taken as they are p loses x and these tokens.
+    """Tries i.i.d. children as `Recursive` does, but adds to p(x) the chances of the tokens nearest to x.
 
-    Lossy, in greedy rows too. The distribution that x is tested against is within `bound` of p in total variation; what
-    p rules out never passes. At a bound of 0 it is `Recursive`. Nearest are the closest rows of the target's embedding,
-    where the papers
-    have codes of an image tokenizer: `preset=paper` is for a vocabulary of such. Where nothing at all would be left, x alone
-    is taken from p, in place of the released code's uniform distribution.
+    It pools as many of the nearest tokens as have at most `bound` together. x passes with the chance min(1, (p(x) +
+    pooled) / q(x)); at temperature 0 it passes if that sum is above every other token's p.
+
+    A rejected x leaves norm(max(p - q', 0)). Here q' is q, except that it is 0 at the `neighbours` + 1 tokens nearest
+    to x if anything was pooled. For children that are taken as they are, p loses x and these tokens. If nothing at all
+    would be left, only x is taken from p; the released code uses the uniform distribution then.
+
+    Lossy, in greedy rows too. The distribution that x is tested against is within `bound` of p in total variation;
+    tokens that p rules out never pass. At a bound of 0 it is `Recursive`.
+
+    Nearness is that of rows of the target's embedding, in place of the papers' codes of an image tokenizer;
+    `preset=paper` is for a vocabulary of such codes.
 
     Attributes:
       neighbours: how many tokens may be pooled, at least 1.
-      bound: how much chance they may have together, in [0, 1]; above 1 it is LANTERN++'s, relative to x: p(x) and what is
-        pooled are at most `bound` times p(x).
+      bound: how much chance they may have together, in [0, 1]. Above 1 it is LANTERN++'s bound, relative to x: p(x) and
+        the pooled chances are at most `bound` times p(x).
     """
 
     about = About(
@@ -77,7 +82,7 @@ class Lantern(Verifier):
         return dataclasses.replace(self, target=target)
 
     def init_params(self, key, target_params):
-        """The table of every token's nearest ones, nearest first: `{"nearest": [V, min(neighbours + 1, V - 1)]}` int32."""
+        """The table of every token's nearest tokens, nearest first: `{"nearest": [V, min(neighbours + 1, V - 1)]}` int32."""
         table = self.target.embed(target_params, jnp.arange(self.target.vocab_size)[None])[0]
         return {"nearest": nearest(table, min(self.neighbours + 1, self.target.vocab_size - 1))}
 
@@ -97,7 +102,9 @@ class Lantern(Verifier):
 
 
 def nearest(table: Array, count: int) -> Array:
-    """The `count` rows of a table `[V, E]` that are closest to each, `[V, count]` int32, nearest first and never itself."""
+    """The `count` rows of a table `[V, E]` that are closest to each row, `[V, count]` int32, nearest first and without
+    the row itself.
+    """
     table = table.astype(jnp.float32)
     norms = (table**2).sum(axis=-1)
 
@@ -110,8 +117,9 @@ def nearest(table: Array, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Pooling:
-    """See `specjax.verify.top_down.Rule`. The state: the distribution, the distribution of the draft, and the
-    distribution as it was at first."""
+    """See `specjax.verify.top_down.Rule`. The state is the distribution, the draft's distribution, and the original
+    distribution.
+    """
 
     nearest: Array
     neighbours: int
@@ -134,7 +142,7 @@ class _Pooling:
         return jnp.where(own > 0, jnp.where(self.greedy, top.astype(p.dtype), drawn), 0)
 
     def pooled(self, p: Array, tokens: Array) -> tuple[Array, Array]:
-        """What the nearest tokens have together `[B]`, as many as stay within the bound, and whether any do `[B]`."""
+        """What the nearest tokens have together `[B]`, as many as stay within the bound, and whether there are any `[B]`."""
         sums = jnp.cumsum(jnp.take_along_axis(p, self.nearest[tokens, : self.neighbours], axis=1), axis=1)
         bound = self.bound if self.bound <= 1 else ((self.bound - 1) * at(p, tokens))[:, None]
         within = (sums <= bound) & (self.bound > 0)

@@ -11,9 +11,9 @@ from specjax.verify.recursive import Recursive
 
 @dataclasses.dataclass(frozen=True)
 class MultiStep(Recursive):
-    """`Recursive`, but which of the untried siblings comes next is drawn.
+    """`Recursive`, but the next of the untried siblings is drawn at random.
 
-    A node passes on as often; where the first children have more below them, `Recursive` gets further.
+    A node has a child accepted equally often. If the first children have more below them, `Recursive` gets further.
     """
 
     about = About(

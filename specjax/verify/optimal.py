@@ -1,4 +1,4 @@
-"""The optimal verifier of i.i.d. children: no rule that keeps the target's distribution lets more of them pass."""
+"""The optimal verifier for i.i.d. children: no rule that keeps the target's distribution lets more of them pass."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,32 +14,32 @@ from specjax.verify.top_down import TopDown, at, normalised
 Array = jax.Array
 
 HALVINGS = 40
-"""Halvings of a token's share of the line, when a place in it is looked for."""
+"""Halvings of a token's part of the line when a place in it is searched for."""
 ROUNDING = 8
-"""Differences of up to so many units in the last place of 1 are taken for rounding."""
+"""Differences of up to so many units in the last place of 1 count as rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimal(TopDown):
-    """One of k i.i.d. children is chosen, so that it is x with the chance c(x), and it passes with b(x) / c(x).
+    """Chooses one of k i.i.d. children, so that it is x with the chance c(x); it passes with b(x) / c(x).
 
-    b = min(p, a q) is the most that can pass, in sum `specjax.verify.bounds.optimal_acceptance`: of the tokens of a set H no
-    more can than 1 - (1 - q(H))^k, the chance that a child is one of them, and with the tokens on [0, 1] in the order of p / q,
-    the largest first, it is enough that this holds for every beginning of the line. c is b, but at least m q where p / q is
-    small.
+    b = min(p, a q) is the most that can pass; its sum is `specjax.verify.bounds.optimal_acceptance`. The tokens of a
+    set H cannot pass more often than 1 - (1 - q(H))^k, the chance that a child is one of them. With the tokens on [0,
+    1] in the order of p / q, largest first, it suffices that this holds for every beginning of the line. c is b, but at
+    least m q where p / q is small.
 
-    How one is chosen: the part of a token on the line is as long as its q, so a child has a uniform place in the part of its
-    token. The first of k places has the density z(s) = k (1 - s)^(k - 1), and should have y(s) = c / q; no beginning of the
-    line has less of z than of y. So places with z > y are paired with later ones with z < y, in the order in which what is too
-    much and what is missing add up, and a child at s goes to the partner t with the chance (z(s) - y(s)) / (z(s) - z(t)). As
-    many go one way as the other: places are still uniform, and the first of them now is of x with the chance c(x). The pairing
-    is that of Jourdain and Margheriti's martingale coupling of two distributions (arXiv:1808.01390), here of c / q with
-    z.
+    The choice works on that line, where a token's part is as long as its q, so a child has a uniform place in its
+    token's part. The first of k places has the density z(s) = k (1 - s)^(k - 1), and should have y(s) = c / q. No
+    beginning of the line has less of z than of y.
 
-    Lossless in distribution for any number of children and any vocabulary. With more than a few tokens it is grades
-    that lie on the line (`specjax.verify.grades`): nothing is sorted, the distribution is kept as it is, and a
-    millionth of acceptance may be lost. It is the optimum at a node; of two children it does not prefer the one with
-    more below it.
+    So places with z > y are paired with later places with z < y, in the order in which surplus and deficit add up. A
+    child at s goes to its partner t with the chance (z(s) - y(s)) / (z(s) - z(t)). As many go one way as the other:
+    places stay uniform, and the first of them is now of x with the chance c(x). The pairing is that of Jourdain and
+    Margheriti's martingale coupling of two distributions (arXiv:1808.01390), here of c / q with z.
+
+    Lossless in distribution for any number of children and any vocabulary. With more than a few tokens, grades lie on
+    the line (`specjax.verify.grades`): nothing is sorted, the distribution is kept exactly, and a millionth of
+    acceptance may be lost. It is the optimum at a node; of two children it does not prefer the one with more below it.
     """
 
     about = About(
@@ -84,12 +84,12 @@ class Optimal(TopDown):
 
 
 class Chosen(NamedTuple):
-    """One of a node's children.
+    """The chosen one of a node's children.
 
     Attributes:
-      token: `[B]`, its token; -1: there is none, or it has not passed.
-      chance: `[B]`, that it passes.
-      left: `[B, V]`, weights of the target's own token where it does not.
+      token: `[B]`, its token; -1 if there is none, or it has not passed.
+      chance: `[B]`, the chance that it passes.
+      left: `[B, V]`, weights of the target's own token if it does not.
     """
 
     token: Array
@@ -98,18 +98,18 @@ class Chosen(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies after it.
+    """The tokens on [0, 1], the largest p / q first. A place s is stored as 1 - s, the length after it.
 
     Attributes:
       kept: `[B, V]` by token, b.
       passes: `[B, V]` by token, b / c.
-      rank: `[B, V]` int32 by token, which one it is on the line; all that follows is by rank.
+      rank: `[B, V]` int32 by token, its index on the line; all fields below are by rank.
       share: `[B, V]`, q, the length of its part.
-      behind: `[B, V]`, 1 - s where its part begins.
+      behind: `[B, V]`, 1 - s at the start of its part.
       level: `[B, V]`, y = c / q.
-      above: `[B, V]`, the length of that beginning of its part in which z > y.
-      surplus: `[B, V]`, the sum of z - y over what there is of z > y up to its end.
-      deficit: `[B, V]`, likewise of y - z.
+      above: `[B, V]`, the length of the beginning of its part in which z > y.
+      surplus: `[B, V]`, the integral of z - y, where z > y, up to the part's end.
+      deficit: `[B, V]`, the same for y - z where z < y.
       drafts: `[B]`, k.
     """
 
@@ -126,7 +126,9 @@ class Line(NamedTuple):
 
 
 def line_over(p: Array, q: Array, drafts: Array) -> tuple[Grades | None, Line]:
-    """The line of distributions `[B, V]`: of their grades, which come with it; of few tokens of themselves."""
+    """The line of distributions `[B, V]`: of their grades, which are returned too, or for few tokens of the tokens
+    themselves.
+    """
     if p.shape[1] <= COUNT:
         return None, line_of(p, q, drafts)
     grades = grades_of(p, q, drafts)
@@ -162,16 +164,16 @@ def line_of(p: Array, q: Array, drafts: Array) -> Line:
 
 
 def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tuple[Array, Array, Array]:
-    """Of which tokens too much is wanted `[B, V]` bool, a of those `[B, 1]`, and m of the others `[B, 1]`.
+    """For which tokens too much is wanted `[B, V]` bool, a for these `[B, 1]`, and m for the others `[B, 1]`.
 
-    They are the beginning of the line whose p exceeds the chance that a child is in it by the most: all of that chance is
-    used up by them, so the others can have all of their p, and what these lack goes to the last of the others.
+    They are the beginning of the line whose p exceeds most the chance that a child is in it. They use up all of that
+    chance, so the others can have all of their p, and what these lack goes to the last of the others.
 
     Args:
-      p: `[B, V]` by rank, as are q, ratio and behind.
+      p: `[B, V]` by rank, also for q, ratio and behind.
       q: see p.
       ratio: p / q, infinite where q is 0.
-      behind: 1 - s where a token's part begins.
+      behind: 1 - s at the start of a token's part.
       drafts: `[B]`, k.
     """
     inner, after = jnp.cumsum(q, axis=-1), jnp.maximum(behind - q, 0)
@@ -199,20 +201,22 @@ def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tu
 
 
 def upto(sums: Array, count: Array, none: float) -> Array:
-    """What cumulative sums `[B, V]` are after `count` `[B, 1]` tokens, and `none` after 0."""
+    """The values of cumulative sums `[B, V]` after `count` `[B, 1]` tokens, and `none` after 0."""
     return jnp.where(count > 0, jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), axis=-1), none)
 
 
 def excess(behind: Array, length: Array, level: Array, drafts: Array) -> Array:
-    """The integral of z - y over places from `behind` on; all of one shape. Exact for small lengths."""
+    """The integral of z - y over places from `behind` on; all arguments have one shape. Exact for small lengths."""
     whole = jnp.where(behind > 0, behind, 1)
     first = -jnp.power(behind, drafts) * jnp.expm1(drafts * jnp.log1p(-jnp.minimum(length / whole, 1)))
     return first - level * length
 
 
 def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Array]:
-    """For children of `tokens` `[B, N]`: a place in the part of their token, its partner, both as what is behind them,
-    and the chance that a child goes there; all `[B, N]`, as are the uniforms."""
+    """For children of `tokens` `[B, N]`: a place in their token's part, its partner, and the chance of going there.
+
+    Both places are stored as the length after them. All results are `[B, N]`, like the uniforms.
+    """
     rank = jnp.take_along_axis(line.rank, jnp.maximum(tokens, 0), axis=-1)
     drafts = line.drafts[:, None]
     own = lambda values, index: jnp.take_along_axis(values, index, axis=-1)
@@ -226,15 +230,15 @@ def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Ar
     amount = jnp.maximum(jnp.where(more, surplus, deficit), 0)
 
     def among(sums, start, length, sign):
-        """The place at which what is too much or too little sums up to `amount`."""
+        """The place at which the surplus or deficit adds up to `amount`."""
         wanted = jnp.minimum(amount, sums[:, -1:])
-        # a loop, whose result is one for all that read it: computed anew for each, it might be rounded to either side
+        # In a loop all readers share one result; computed separately for each, it might be rounded to either side.
         index = jnp.minimum(jax.vmap(jnp.searchsorted)(sums, wanted), sums.shape[-1] - 1)
         wanted = wanted - before(sums, index)
         start, length, level = own(start, index), own(length, index), own(line.level, index)
 
         low, high = jnp.zeros_like(length), length
-        for _ in range(HALVINGS):  # one pass over a few numbers, where a loop would be a program a turn
+        for _ in range(HALVINGS):  # one pass over a few numbers; a loop would run one program per iteration
             middle = (low + high) / 2
             short = sign * excess(start, middle, level, drafts) < wanted
             low, high = jnp.where(short, middle, low), jnp.where(short, high, middle)

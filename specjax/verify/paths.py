@@ -1,4 +1,4 @@
-"""Parts that rules which judge whole paths share."""
+"""The common parts of rules that judge whole paths."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ def entropy(p: Array) -> Array:
 
 
 def longest(ends: Array, chance: Array, tree: Tree) -> Array:
-    """The deepest node `[B]` at which a path may end; of equal ones that of the likeliest path.
+    """The deepest node `[B]` at which a path may end; on a tie the node of the likeliest path.
 
     Args:
-      ends: `[B, N]` bool, where a path may end; the root always.
-      chance: `[B, N]`, each node's chance after its parent; the root's is of no use.
-      tree: of the nodes.
+      ends: `[B, N]` bool, whether a path may end there; always true for the root.
+      chance: `[B, N]`, each node's chance after its parent; the root's is not used.
+      tree: the nodes' tree.
     """
     deepest = ends & (tree.depth == jnp.where(ends, tree.depth, -1).max(axis=1, keepdims=True))
     log_chance = jnp.log(jnp.maximum(chance, jnp.finfo(chance.dtype).tiny)).at[:, 0].set(0)

@@ -1,4 +1,4 @@
-"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on the residual of p."""
+"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, repeated on the residual of p."""
 
 import dataclasses
 
@@ -10,9 +10,10 @@ from specjax.verify.top_down import TopDown, passing, residual
 
 @dataclasses.dataclass(frozen=True)
 class Recursive(TopDown):
-    """Tries i.i.d. children in the order of their draws: x passes with min(1, p(x) / q(x)), else p becomes norm(max(p - q, 0)).
+    """Tries i.i.d. children in the order of their draws: x passes with min(1, p(x) / q(x)), else p becomes norm(max(p -
+    q, 0)).
 
-    Lossless in distribution: whatever is rejected, p is then the distribution that the target's token has to have.
+    Lossless in distribution: after any rejection, p is the distribution that the target's token must have.
     """
 
     about = About(

@@ -13,9 +13,9 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class RecursiveWOR(TopDown):
-    """Tries children that were drawn without replacement: what is rejected leaves p as `Recursive` has it, and then q.
+    """Tries children that were drawn without replacement; a rejected child leaves p as in `Recursive`, and also leaves q.
 
-    p is updated with the q that was in force when the child was drawn, the child itself included.
+    p is updated with the q from which the child was drawn, which still includes the child itself.
     """
 
     about = About(
@@ -44,9 +44,9 @@ class RecursiveWOR(TopDown):
 
 
 def drawn_after(log_q: Array, tokens: Array) -> Array:
-    """What the next child was drawn from, `[B, V]`: the same without `tokens` `[B]`.
+    """The distribution of the next child, `[B, V]`: the same without `tokens` `[B]`.
 
-    As logarithms, since what is left of a sharp q may be too little for float32, and draws are still from that.
+    In logarithms, because the rest of a sharp q may be too small for float32, and is still drawn from.
     """
     left = without(log_q, tokens, -jnp.inf)
     mass = jax.nn.logsumexp(left, axis=1, keepdims=True)

@@ -1,5 +1,6 @@
-"""Reflective verification (Wang et al. 2025, arXiv:2505.18629), which is lossy: the target reads the draft, is asked to think
-about it, and reads it again; what it says the second time counts too."""
+"""Reflective verification (Wang et al. 2025, arXiv:2505.18629), lossy: the target reads the draft, is asked to think
+about it, and reads it again; its second answer counts too.
+"""
 
 import dataclasses
 
@@ -17,22 +18,24 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Reflective(Verifier):
-    """A chain's token passes where it is the draw from p', which is p mixed with what the target says at the same place of a
-    copy of the draft, after the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what
-    passes is kept up to the first that does not, and the target's own draw from p follows it.
+    """A chain's token passes if it is the draw from p', which mixes p with the target's second distribution.
 
-    One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy begins
-    with the root, so that it has a place after which its first drafted token is foretold. Distributions are mixed as
-    the model has them, ahead of filters and temperature. With a weight of 0 it is `Coupled`.
+    The second distribution is at the same place of a copy of the draft, after the draft itself and a prompt that asks
+    the target to reflect on it. The draw from p passes too. The chain is kept up to the first token that does not pass,
+    and the target's own draw from p follows.
 
-    Lossy in greedy rows too, by what passes alone: no token is written that is neither drafted nor the target's own. Mixing
-    distributions or logits, the weight and the prompt are choices of this library, as is that p' is tested by draws
-    with the noise of p.
+    One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy
+    begins with the root, so that it has a place that predicts its first drafted token. Distributions are mixed as the
+    model has them, before filters and temperature. With a weight of 0 it is `Coupled`.
+
+    Lossy in greedy rows too, but only in what passes: every written token is either drafted or the target's own.
+    Choices of this library: mixing distributions or logits, the weight, the prompt, and testing p' by draws with the
+    noise of p.
 
     Attributes:
-      prompt: its token ids, R of them; a line of text names it as words.
-      weight: of what is said the second time, in [0, 1].
-      mix: "probs": p' = (1 - weight) p + weight p_2; "logits": their logarithms in its place.
+      prompt: its token ids, R of them; a line of text gives it as words.
+      weight: of the second distribution, in [0, 1].
+      mix: "probs": p' = (1 - weight) p + weight p_2; "logits": the same with their logarithms.
     """
 
     about = About(
@@ -66,7 +69,7 @@ class Reflective(Verifier):
             )
 
     def extra(self, tree, sampler):
-        """The prompt and the copy, `[B, R + N]`, each slot after those before it and the drafted tokens."""
+        """The prompt and the copy, `[B, R + N]`; each slot sees those before it and the drafted tokens."""
         if tree.max_depth == 0:
             return None
         if not tree.is_chain:
@@ -74,7 +77,7 @@ class Reflective(Verifier):
         prompt = jnp.broadcast_to(jnp.asarray(self.prompt, jnp.int32), (len(tree.tokens), len(self.prompt)))
         tokens = jnp.concatenate([prompt, tree.tokens], axis=1)
         rows, slots = tokens.shape
-        # a chain that stopped early is followed at once
+        # the prompt follows at once after a chain that stopped early
         positions = (sampler.length - 1 + tree.valid.sum(axis=1))[:, None] + jnp.arange(slots)[None]
         draft = jnp.broadcast_to(tree.valid[:, None], (rows, slots, tree.nodes))
         itself = jnp.broadcast_to(jnp.tril(jnp.ones((slots, slots), bool)), (rows, slots, slots))
@@ -95,14 +98,15 @@ class Reflective(Verifier):
 
 
 def mixed(logits: Array, again: Array, weight: float, mix: str) -> Array:
-    """Logits `[..., V]` of the distribution p' (see `Reflective`), those of p where the weight is 0; what p rules out
-    stays so.
+    """Logits `[..., V]` of the distribution p' (see `Reflective`); those of p if the weight is 0. Tokens that p rules
+    out stay so.
 
-    They are the first ones and a difference, so that mixed distributions keep their scale, which penalties go by.
+    They are computed as the first ones plus a difference. So mixed distributions keep their scale, on which penalties
+    depend.
 
     Args:
       logits: `[..., V]` of p.
-      again: `[..., V]` of what is mixed in.
+      again: `[..., V]` of the second distribution.
       weight: of the second.
       mix: see `Reflective`.
     """

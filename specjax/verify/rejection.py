@@ -14,12 +14,12 @@ from specjax.verify.base import Verdict, Verifier
 Array = jax.Array
 
 SMALLEST = 1e-6
-"""A residual of less mass is rounding noise: p stands in for it, at a bias below this in total variation."""
+"""A residual with less mass is rounding noise: p replaces it, at a bias below this in total variation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejection(Verifier):
-    """Accepts x with probability min(1, p(x) / q(x)); the first rejection is replaced by a draw of norm(max(p - q, 0)).
+    """Accepts x with probability min(1, p(x) / q(x)); a draw of norm(max(p - q, 0)) replaces the first rejected token.
 
     Lossless in distribution for chains, but the text differs from plain sampling's at the same seed. Positions below a
     rejection are never looked at, so noise keyed by position is fresh whenever it decides something.
@@ -45,7 +45,7 @@ class Rejection(Verifier):
             )
 
     def check_chain(self, tree: Tree) -> None:
-        """Raises ValueError for another tree: node counts alone do not tell, EAGLE-2 may keep D + 1 nodes."""
+        """Raises ValueError for any other tree: node counts alone do not tell, because EAGLE-2 may keep D + 1 nodes."""
         if tree.max_depth and not tree.is_chain:
             raise ValueError(
                 f"the {abouts(type(self))[0].name} verifier takes chains, and this tree is not one: choose a chain expander"
@@ -69,8 +69,9 @@ class Rejection(Verifier):
 
 
 def draft_probs(tree, vocab: int) -> Array:
-    """The distribution each of a chain's tokens came from, `[B, D, V]`: as recorded, or one-hot where it is taken as it
-    is."""
+    """The distribution of each of a chain's tokens, `[B, D, V]`: the recorded one, or one-hot for a token that is taken
+    as it is.
+    """
     if tree.log_q is not None:
         return jnp.exp(tree.log_q[:, :-1])
     return jax.nn.one_hot(tree.tokens[:, 1:], vocab)
@@ -87,7 +88,7 @@ def count_accepted(p: Array, q: Array, tokens: Array, uniforms: Array, valid: Ar
 
 
 def residual(p: Array, q: Array, valid: Array, accepted: Array) -> Array:
-    """Weights `[B, V]` of the next token: max(p - q, 0) at a rejected node, p where nothing was proposed.
+    """Weights `[B, V]` of the next token: max(p - q, 0) at a rejected node, p if nothing was proposed.
 
     Args:
       p: `[B, D + 1, V]`.

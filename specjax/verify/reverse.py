@@ -1,5 +1,6 @@
-"""Reverse speculative decoding (Kim et al. 2025, arXiv:2509.22230), which is lossy: a teacher drafts, and the student keeps
-what it finds possible. It makes texts to train the student on, and nothing faster."""
+"""Reverse speculative decoding (Kim et al. 2025, arXiv:2509.22230), lossy: a teacher drafts, and the student keeps the
+tokens that it finds possible. It makes texts for training the student; it makes nothing faster.
+"""
 
 import dataclasses
 
@@ -15,12 +16,13 @@ from specjax.verify.top_down import at, judged_by
 
 @dataclasses.dataclass(frozen=True)
 class Reverse(Verifier):
-    """A child x passes where p(x) >= threshold; the longest path of passing nodes is kept, of equal ones the likeliest, and a
-    draw from p of its own follows it.
+    """A child x passes if p(x) >= threshold.
 
-    The target is the student, and what drafts the teacher: so the text is the teacher's wherever the student can follow.
-    Lossy in greedy rows too, where p is the softmax of their logits at temperature 1 and the likeliest token follows. At a
-    threshold above 1 nothing passes, and the text is the student's.
+    The longest path of passing nodes is kept, on a tie the likeliest, and a separate draw from p follows it.
+
+    The target is the student, and the drafter the teacher: so the text is the teacher's wherever the student can
+    follow. Lossy in greedy rows too; there p is the softmax of their logits at temperature 1, and the likeliest token
+    follows. At a threshold above 1 nothing passes, and the text is the student's.
 
     Attributes:
       threshold: the student's chance of a token that it can follow, at least 0.
@@ -50,7 +52,7 @@ class Reverse(Verifier):
         above = tree.ancestors()
         node = longest(jnp.all(passes[:, None] | ~above, axis=-1), chance, tree)
         dist = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
-        # with the noise of the draft the student's token would be the teacher's, whatever the student makes of it
+        # with the noise of the draft the student's token would be the teacher's, whatever the student's distribution
         noise = sampler.residual_noise(at(tree.depth, node), dist.shape[-1])
         hot = sampler.params.temperature > 0
         token = best(jnp.where(dist > 0, jnp.log(dist), -jnp.inf) + jnp.where(hot[:, None], noise, 0))

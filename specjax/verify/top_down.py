@@ -1,4 +1,6 @@
-"""Rules that go down a tree: a node's children are tried one after the other, and the first that passes is gone to."""
+"""Rules that go down a tree: a node's children are tried one after the other, and the descent moves to the first that
+passes.
+"""
 
 import abc
 import dataclasses
@@ -19,15 +21,15 @@ State = Any
 
 
 class Rule(Protocol):
-    """A rule for trying children. All arrays lead with `[B]`; the state is a pytree of such."""
+    """A rule for trying children. All arrays lead with `[B]`; the state is a pytree of such arrays."""
 
     def enter(self, p: Array, log_q: Any, count: Array) -> State:
         """The state at a node before its first child.
 
         Args:
           p: `[B, V]`, the target's distribution there.
-          log_q: `[B, V]`, what the children were drawn from; None where they are taken as they are.
-          count: `[B]` int32, how many children there are; of 0, p decides.
+          log_q: `[B, V]`, the distribution of the children's draws; None if they are taken as they are.
+          count: `[B]` int32, how many children there are; without any, p decides.
         """
         ...
 
@@ -35,10 +37,10 @@ class Rule(Protocol):
         """The state once it is known which children there are, for rules that choose among them.
 
         Args:
-          state: of `enter`.
+          state: from `enter`.
           tokens: `[B, N]` int32.
           offered: `[B, N]` bool, which of them are children here.
-          noise: `[B, N, ...]` uniforms of each node's own, of `TopDown.noise`; None where a rule has none.
+          noise: `[B, N, ...]` uniforms of each node, from `TopDown.noise`; None if a rule has none.
         """
         ...
 
@@ -51,18 +53,19 @@ class Rule(Protocol):
         ...
 
     def rest(self, state: State) -> Array:
-        """Weights `[B, V]` of the target's own token, where no child has passed."""
+        """Weights `[B, V]` of the target's own token if no child has passed."""
         ...
 
 
 class Descent(NamedTuple):
-    """The end of a way down the tree.
+    """The end of a path down the tree.
 
     Attributes:
       node: `[B]` int32, the last node that passed.
       accepted: `[B]` int32, its depth.
       weights: `[B, V]` of the token after it.
-      chances: `[B, N - 1]`, with which chance every node passed or not, in the order of the trials; NaN where it was not tried.
+      chances: `[B, N - 1]`, the chance with which each node was tested, in the order of the trials; NaN if it was not
+        tried.
     """
 
     node: Array
@@ -72,10 +75,10 @@ class Descent(NamedTuple):
 
 
 class TopDown(Verifier):
-    """A rule over children that were drawn from `log_q`; children that are taken as they are are judged by `TakenAsTheyAre`.
+    """A rule over children drawn from `log_q`; `TakenAsTheyAre` judges children that are taken as they are.
 
-    Nothing below the node where the way ends is looked at, so noise keyed by position is fresh whenever it decides something.
-    Children with equal tokens lead to one place: where such a child passes, the children of all of them are tried next.
+    Nothing below the last node is looked at, so noise keyed by position is fresh whenever it decides something.
+    Children with equal tokens lead to one place: if such a child passes, the children of all of them are tried next.
     """
 
     wants = Wants(logits=True)
@@ -84,7 +87,7 @@ class TopDown(Verifier):
 
     @abc.abstractmethod
     def enter(self, p: Array, log_q: Array, count: Array) -> State:
-        """See `Rule`, as of the next four."""
+        """See `Rule`, also for the next four."""
 
     def compare(self, state: State, tokens: Array, offered: Array, noise: Any) -> State:
         return state
@@ -99,16 +102,19 @@ class TopDown(Verifier):
     def rest(self, state: State) -> Array: ...
 
     def order(self, tree: Tree, sampler: Sampler) -> Array:
-        """The nodes but the root in the order in which they are tried, `[B, N - 1]`: level by level, so that of equal siblings
-        it is known which one passes before any of their children is tried."""
+        """The nodes except the root in the order of the trials, `[B, N - 1]`.
+
+        The order is level by level: which of several equal siblings passes is known before any of their children is
+        tried.
+        """
         return jnp.argsort(tree.depth.at[:, 0].set(-1), axis=1)[:, 1:]  # stable: siblings stay in order
 
     def rule(self, tree: Tree) -> Rule:
-        """How this tree's children are tried."""
+        """The rule for trying this tree's children."""
         return TakenAsTheyAre() if tree.log_q is None else self
 
     def noise(self, tree: Tree, sampler: Sampler) -> Any:
-        """What `compare` draws with, `[B, N, ...]`; None: nothing."""
+        """The noise of `compare`, `[B, N, ...]`; None for none."""
         return None
 
     def __call__(self, output, tree, sampler):
@@ -119,8 +125,8 @@ class TopDown(Verifier):
 
 
 def judged_by(output: Output, tree: Tree, sampler: Sampler, soft: bool = False) -> tuple[Array, Array, Tree]:
-    """The target's distributions `[B, N, V]`, whether they are any `[B, N]`, and the tree without what lies below one
-    that is none.
+    """The target's distributions `[B, N, V]`, whether they are valid `[B, N]`, and the tree without nodes below an
+    invalid one.
 
     Greedy rows have one-hot distributions, or with `soft` the softmax of their logits at temperature 1.
     """
@@ -135,7 +141,7 @@ def judged_by(output: Output, tree: Tree, sampler: Sampler, soft: bool = False) 
 
 
 def verdict_of(found: Descent, finite: Array, tree: Tree, sampler: Sampler) -> Verdict:
-    """The verdict at the end of a way, with a draw from its weights; `finite` `[B, N]` is of `judged_by`."""
+    """The verdict at the end of a path, with a draw from its weights; `finite` `[B, N]` comes from `judged_by`."""
     weights = found.weights
     noise = sampler.residual_noise(found.accepted, weights.shape[-1])
     token = best(jnp.where(weights > 0, jnp.log(weights), -jnp.inf) + noise)
@@ -144,9 +150,9 @@ def verdict_of(found: Descent, finite: Array, tree: Tree, sampler: Sampler) -> V
 
 
 class TakenAsTheyAre:
-    """Children that say nothing of how they came to be: the target's own draw decides. See `Rule`.
+    """Children without a record of how they came to be: the target's own draw decides. See `Rule`.
 
-    x passes with the chance p(x) among what has not been tried, so one of them does with the sum of their chances.
+    x passes with the chance p(x) among the untried tokens, so one of the children passes with the sum of their chances.
     """
 
     def enter(self, p, log_q, count):
@@ -166,13 +172,13 @@ class TakenAsTheyAre:
 
 
 def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noise: Any = None) -> Descent:
-    """The way of every row from the root down.
+    """The path of every row from the root down.
 
     Args:
       rule: how children are tried.
       p: `[B, N, V]`, the target's distribution at every node.
-      tree: what is tried, its valid nodes alone.
-      uniforms: `[B, N]`, a node passes where its own is below its chance.
+      tree: the tree to try; only its valid nodes.
+      uniforms: `[B, N]`; a node passes if its uniform is below its chance.
       order: `[B, N - 1]`, see `TopDown.order`.
       noise: see `TopDown.noise`.
     """
@@ -184,7 +190,7 @@ def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noi
     below = lambda here: offered & jnp.take_along_axis(here, above, axis=1)
 
     def enter(here, node):
-        """At `node` `[B]` and all those that have its tokens, `here` `[B, N]`."""
+        """Enters `node` `[B]` and all nodes with the same tokens, `here` `[B, N]`."""
         offered = below(here)
         count = offered.sum(axis=1)
         node = jnp.where(count > 0, jnp.argmax(here & has_children, axis=1), node)
@@ -219,24 +225,23 @@ def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noi
 
 
 def passing(p: Array, q: Array) -> Array:
-    """min(1, p / q), and where q is 0 whether p is not."""
+    """min(1, p / q); where q is 0, whether p is not."""
     return jnp.where(q > 0, jnp.minimum(p / jnp.where(q > 0, q, 1), 1), (p > 0).astype(p.dtype))
 
 
 def residual(p: Array, q: Array) -> Array:
-    """norm(max(p - q, 0)) `[B, V]`; p where hardly anything is left."""
+    """norm(max(p - q, 0)) `[B, V]`; p if hardly anything is left."""
     return normalised(jnp.maximum(p - q, 0), p)
 
 
 def normalised(weights: Array, otherwise: Array) -> Array:
-    """Weights `[B, V]` as a distribution; `otherwise` `[B, V]` where their sum is rounding noise, at a bias below
-    it."""
+    """Weights `[B, V]` as a distribution; `otherwise` `[B, V]` if their sum is rounding noise, at a bias below it."""
     mass = weights.sum(axis=-1, keepdims=True)
     return jnp.where(mass > SMALLEST, weights / jnp.where(mass > SMALLEST, mass, 1), otherwise)
 
 
 def without(values: Array, tokens: Array, nothing: float) -> Array:
-    """Values `[B, V]` with that of `tokens` `[B]` set to `nothing`."""
+    """Values `[B, V]` with `nothing` at `tokens` `[B]`."""
     return jnp.where(jnp.arange(values.shape[1])[None] == tokens[:, None], nothing, values)
 
 

@@ -1,5 +1,4 @@
-"""Traversal verification (Weng et al. 2025): a tree is judged from its leaves up, by the joint distribution of each
-path."""
+"""Traversal verification (Weng et al. 2025): a tree is judged from its leaves up, by the joint distribution of each path."""
 
 import dataclasses
 
@@ -18,12 +17,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Traversal(Verifier):
-    """Goes through the tree children first: a node whose children have all failed is kept, path and all, with its weight A.
+    """Goes through the tree children first: a node whose children have all failed is kept, with its path, with the chance A.
 
-    The root has A = 1, a child of token x min(1, A p(x) / q(x)). A child that fails leaves its parent A = s / (s + 1 - A) and
-    p = norm(max(A p - q, 0)), with s the mass of max(A p - q, 0), and q without x. For a chain this is `Block`.
-    Lossless in distribution. What it keeps depends on draws all over the tree, so each node needs draws of its own, and
-    each step noise of its own.
+    The root has A = 1, and a child with token x has min(1, A p(x) / q(x)). A child that fails leaves its parent A = s /
+    (s + 1 - A) and p = norm(max(A p - q, 0)), where s is the mass of max(A p - q, 0), and q without x. For a chain this
+    is `Block`. Lossless in distribution. The result depends on draws all over the tree, so each node needs separate
+    draws, and each step separate noise.
     """
 
     about = About(
@@ -45,15 +44,15 @@ class Traversal(Verifier):
 
 
 def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
-    """The first node, children before parents, that is kept. What is open are the nodes of one path, a level each.
+    """The first node, children before parents, that is kept. The open nodes are those of one path, one per level.
 
     Args:
       p: `[B, N, V]`, the target's distribution at every node.
-      tree: what is judged, its valid nodes alone.
-      uniforms: `[B, N]`, a node is kept where its own is below its weight; the root always is.
+      tree: the tree to judge; only its valid nodes.
+      uniforms: `[B, N]`; a node is kept if its uniform is below its weight; the root always is.
 
     Returns:
-      What was kept; `chances` in the order of the nodes.
+      The kept path; `chances` are in the order of the nodes.
     """
     batch, nodes, vocab = p.shape
     rows = jnp.arange(batch)
@@ -108,7 +107,7 @@ def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
     )
     events = visits(tree)
     (*_, weights, node), chances = jax.lax.scan(one, carry, events.T)
-    left = jnp.argsort(events, axis=1)[:, 1::2]  # when each node was left
+    left = jnp.argsort(events, axis=1)[:, 1::2]  # when each node is left
     return Descent(node, at(tree.depth, node), weights, jnp.take_along_axis(chances.T, left, axis=1)[:, 1:])
 
 
@@ -118,7 +117,7 @@ def after(weight: Array, p: Array, log_q: Array | None, tokens: Array) -> tuple[
     Args:
       weight: `[B]`, A before it.
       p: `[B, V]`.
-      log_q: `[B, V]`, what the child was drawn from; None: it was taken as it is.
+      log_q: `[B, V]`, the distribution of the child's draw; None if it was taken as it is.
       tokens: `[B]`.
     """
     more = weight[:, None] * p
@@ -129,14 +128,14 @@ def after(weight: Array, p: Array, log_q: Array | None, tokens: Array) -> tuple[
 
 
 def visits(tree: Tree) -> Array:
-    """Twice every node, `[B, 2 N]`: 2 n where n is entered, 2 n + 1 where it is left, after all below it, siblings in order."""
+    """Every node twice, `[B, 2 N]`: 2 n when n is entered, 2 n + 1 when it is left after all below it, siblings in order."""
     batch, nodes = tree.tokens.shape
     above = jnp.broadcast_to(tree.ancestors(), (batch, nodes, nodes))
     level = jnp.arange(tree.max_depth + 1)[None, None, :, None]
     here = above[:, :, None, :] & (tree.depth[:, None, None, :] == level)
     path = jnp.where(here.any(axis=-1), jnp.argmax(here, axis=-1), -1)  # [B, N, D + 1]
     both = jnp.stack([path, jnp.where(path < 0, nodes, path)], axis=2).reshape(batch, 2 * nodes, -1)
-    # a node without any below it has full paths: what is left comes after what is entered, by its number
+    # the two paths of a node at full depth are equal; the number puts entering before leaving
     keys = jnp.concatenate(
         [both, jnp.broadcast_to(jnp.arange(2 * nodes)[None, :, None], (batch, 2 * nodes, 1))], axis=2
     )

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa; Cai et al. 2024, arXiv:2401.10774), which is lossy: what the target finds likely is kept."""
+"""Typical acceptance (Medusa; Cai et al. 2024, arXiv:2401.10774), lossy: tokens that the target finds likely are kept."""
 
 import dataclasses
 
@@ -13,16 +13,20 @@ from specjax.verify.top_down import at, judged_by
 
 @dataclasses.dataclass(frozen=True)
 class Typical(Verifier):
-    """A child x passes where p(x) > min(threshold, alpha exp(-H(p))), with H the entropy of p in nats, and so does the target's
-    own draw; the longest path of passing nodes is kept, of equal ones the likeliest, and the target's own draw follows it.
+    """A child x passes if p(x) > min(threshold, alpha exp(-H(p))), with H the entropy of p in nats.
 
-    Lossy: of tokens that pass it is the draft that chooses. Greedy rows keep greedy text, and at a threshold of 1 with a large
-    alpha only the target's own draw passes, as `Coupled` has it. That it passes, and follows a path as it was drawn, is
-    of this library: as published only the test counts, and what follows a path is drawn from the tokens that pass it.
+    The target's own draw passes too. The longest path of passing nodes is kept, on a tie the likeliest, and the
+    target's own draw follows it.
+
+    Lossy: among tokens that pass, the draft chooses. Greedy rows keep greedy text. At a threshold of 1 with a large
+    alpha only the target's own draw passes, as in `Coupled`.
+
+    Two points are this library's: the target's own draw passes, and it follows the path as it was drawn. In the
+    published rule only the test counts, and the token after a path is drawn from the tokens that pass the test.
 
     Attributes:
       threshold: a chance above which any token passes, in [0, 1].
-      alpha: how many times the inverse perplexity exp(-H) does where that is less.
+      alpha: the factor of the inverse perplexity exp(-H); the product applies if it is less than the threshold.
     """
 
     about = About("typical", "keep what the target finds likely enough, by its entropy", "arXiv:2401.10774", "lossy")

@@ -1,6 +1,6 @@
-"""Pictures of decoding. `specjax.viz.text` has them for a terminal, by the same names.
+"""Pictures of decoding. `specjax.viz.text` has text versions for a terminal, under the same names.
 
-Figures need matplotlib (`pip install 'specjax[plot]'`), which is imported with the first of them.
+Figures need matplotlib (`pip install 'specjax[plot]'`), which is imported with the first figure.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The data of pictures, read from the library's results: one reading for figures and for text."""
+"""The data of pictures, read from the library's results; figures and text share it."""
 
 import dataclasses
 import itertools
@@ -17,11 +17,11 @@ class Node:
 
     Attributes:
       id: its number in the tree.
-      parent: that of its parent; -1 of the root.
-      depth: 0 of the root.
-      word: its token, readable.
-      kept: whether it is on the accepted path; the root always is, where the path is known.
-      follows: whether it is no node of the tree, but the target's own token after the path.
+      parent: its parent's number; -1 for the root.
+      depth: 0 for the root.
+      word: its token in readable form.
+      kept: whether it is on the accepted path; if the path is known, the root always is.
+      follows: whether it is the target's own token after the path, and not a node of the tree.
     """
 
     id: int
@@ -33,15 +33,14 @@ class Node:
 
 
 def nodes_of(step: Any, row: int = 0, tokenizer: Any = None) -> list[Node]:
-    """The valid nodes of one row's tree, a parent before its children; last the target's own token, where it is known.
+    """The valid nodes of one row's tree, parents before children; the target's own token, if known, comes last.
 
     Args:
-      step: a `specjax.StepInfo`, or a `specjax.Tree`, whose path is not known.
-      row: of the batch.
-      tokenizer: makes words of ids; None: the ids.
+      step: a `specjax.StepInfo`; or a `specjax.Tree`, whose path is not known. row: a row of the batch. tokenizer:
+    turns ids into words; None: the ids are shown.
 
     Raises:
-      ValueError: on a row that there is not.
+      ValueError: if there is no such row.
     """
     tree: Tree = getattr(step, "tree", step)
     verdict = getattr(step, "verdict", None)
@@ -63,12 +62,12 @@ def nodes_of(step: Any, row: int = 0, tokenizer: Any = None) -> list[Node]:
 
 
 def word_of(token: int, tokenizer: Any) -> str:
-    """A token as it reads: spaces and line breaks are seen, and an id without a tokenizer stays a number."""
+    """A token in readable form: spaces and line breaks are visible; without a tokenizer it is the id."""
     return str(token) if tokenizer is None else repr(tokenizer.decode([token]))[1:-1].replace(" ", "\u2423")
 
 
 def survival(accepted: Sequence[int]) -> tuple[float, ...]:
-    """From counts of steps that accepted 0, 1, 2 ... tokens: the share that accepted at least 1, 2, ...
+    """The shares of steps that accepted at least 1, 2, ... tokens, from counts of those that accepted 0, 1, 2, ...
 
     >>> survival((2, 1, 1))
     (0.5, 0.25)
@@ -78,10 +77,12 @@ def survival(accepted: Sequence[int]) -> tuple[float, ...]:
 
 
 def acceptances(what: Any) -> dict[str, tuple[float, ...]]:
-    """Shares of steps that accepted at least 1, 2, ... draft tokens, by the decoder's name; none of one that drafts nothing.
+    """Shares of steps that accepted at least 1, 2, ... draft tokens, by decoder name, without decoders that draft
+    nothing.
 
     Args:
-      what: a report of `specjax bench` or its JSON; or by name the records of `specjax.generate`, a decoder's state, or shares.
+      what: a report of `specjax bench` or its JSON; or a dict from names to records of `specjax.generate`, a decoder's
+        state, or shares.
     """
     rows = _field(what, "rows")
     if rows is None:
@@ -100,7 +101,7 @@ def _shares(source: Any) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """A decoder's or a peer's speed over plain decoding's."""
+    """A decoder's or a peer's speed relative to plain decoding."""
 
     name: str
     ratio: float
@@ -119,10 +120,10 @@ def speeds(report: Any) -> list[Speed]:
 
 
 def orders(what: Any) -> dict[str, np.ndarray]:
-    """The step that wrote each position (0: it was given), by a name with the number of passes.
+    """The step that wrote each position (0: given), by a name that includes the number of passes.
 
     Args:
-      what: rows of `specjax bench order`, their JSON, or orders by name.
+      what: rows of `specjax bench order`, their JSON, or a dict from names to orders.
     """
     if isinstance(what, Mapping) and "rows" not in what:
         return {f"{name} ({max(order, default=0)})": np.asarray(order) for name, order in what.items()}
@@ -131,7 +132,7 @@ def orders(what: Any) -> dict[str, np.ndarray]:
 
 
 def check_words(found: Mapping[str, np.ndarray], words: Sequence[str]) -> None:
-    """Raises ValueError where these are not the words of the positions of one decoder."""
+    """Raises ValueError unless there is one decoder, with one word for each position."""
     if len(found) != 1:
         raise ValueError(f"words are those of one decoder, and there are {len(found)}: draw one at a time")
     (order,) = found.values()
@@ -140,21 +141,21 @@ def check_words(found: Mapping[str, np.ndarray], words: Sequence[str]) -> None:
 
 
 def times(what: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds by part, by name. A `Timing` of an engine has a part for each of its `..._seconds`."""
+    """Seconds by name and part. An engine's `Timing` has a part for each of its `..._seconds`."""
     end = "_seconds"
     own = lambda value: {name.removesuffix(end): x for name, x in vars(value).items() if name.endswith(end)}
     return {name: dict(value) if isinstance(value, Mapping) else own(value) for name, value in what.items()}
 
 
 def unit_of(seconds: Iterable[float]) -> tuple[str, float]:
-    """The unit in which the largest of these reads well, and how many of it a second has."""
+    """A suitable unit for the largest of these, and how many of it are in a second."""
     most = max(seconds, default=0.0)
     return ("s", 1.0) if most >= 1 else ("ms", 1e3) if most >= 1e-3 else ("us", 1e6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A part of a cache's array, and who holds it: one device, or copies of it on several.
+    """A part of a cache's array, held by one device or copied on several.
 
     Attributes:
       devices: their ids.
@@ -170,11 +171,11 @@ class Layout:
     """The layout of a cache over devices.
 
     Attributes:
-      sizes: rows, heads and slots of an array; 1 where it has no such dimension.
-      tiles: of an array; those of the others of its shape lie alike.
-      arrays: how many arrays of this kind there are, and `dtype` their type.
-      bytes: of the whole cache, copies counted once; `device_bytes` what one device holds.
-      lengths: of every row the slots in use, where they are known.
+      sizes: rows, heads and slots of an array; 1 for a missing dimension.
+      tiles: of one array; other arrays of its shape are laid out in the same way.
+      arrays: the number of such arrays; `dtype` is their type.
+      bytes: of the whole cache, with copies counted once; `device_bytes` is the part on one device.
+      lengths: the slots in use of every row, if known.
     """
 
     sizes: tuple[int, ...]
@@ -187,14 +188,14 @@ class Layout:
 
 
 SIDES = {"rows": "batch", "heads": "kv_heads", "slots": "slots"}
-"""What a layout shows, and the logical axes that it is."""
+"""The dimensions that a layout shows, and the logical axes of each."""
 
 
 def layout(decoder: Any, state: Any) -> Layout:
-    """The layout of the cache of a decoder's state; of a state of `ShapeDtypeStruct`s with shardings too.
+    """The cache layout of a decoder's state, which may consist of `ShapeDtypeStruct`s with shardings.
 
     Raises:
-      ValueError: where the state has no cache.
+      ValueError: if the state has no cache.
     """
     leaves, names = jax.tree.leaves(getattr(state, "cache", None)), []
     if not leaves:
@@ -222,7 +223,7 @@ def layout(decoder: Any, state: Any) -> Layout:
 
 
 def devices_of(tile: Tile) -> str:
-    """The devices that hold a tile, in a few characters."""
+    """The devices that hold a tile, as a short string."""
     ids = tile.devices
     text = ",".join(map(str, ids))
     run = len(ids) > 2 and ids == tuple(range(ids[0], ids[-1] + 1))
@@ -230,7 +231,7 @@ def devices_of(tile: Tile) -> str:
 
 
 def size_of(found: Layout) -> str:
-    """A layout's arrays and bytes in a line."""
+    """A layout's arrays and bytes, in one line."""
     rows, heads, slots = found.sizes
     count = len({device for tile in found.tiles for device in tile.devices})
     return (
@@ -249,5 +250,5 @@ def _sharding(leaf: Any) -> Any:
 
 
 def _field(value: Any, name: str) -> Any:
-    """A field of an object or of its JSON; None where it has no such field."""
+    """A field of an object or of its JSON; None if it has no such field."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

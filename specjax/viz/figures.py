@@ -1,4 +1,4 @@
-"""Pictures: each function returns a matplotlib figure, or draws on the axes that it is given and returns their figure."""
+"""Pictures. Each function draws on the given axes, or on a new figure, and returns the matplotlib figure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,18 @@ SHADES = ("#a9cce3", "#f5cba7", "#b8d8ba", "#d2b4de", "#f7dc6f", "#e6b0aa", "#ae
 
 
 def token_tree(step: Any, row: int = 0, tokenizer: Any = None, axes: Any = None) -> Any:
-    """A step's token tree from left to right, a column per depth; green is the accepted path, dashed the target's own
-    token.
+    """Draws a step's token tree from left to right, one column per depth.
+
+    The accepted path is green; the target's own token is dashed.
 
     Args:
       step: a `specjax.StepInfo`, or a `specjax.Tree`.
-      row: of the batch.
-      tokenizer: makes words of ids; None: the ids.
+      row: a row of the batch.
+      tokenizer: turns ids into words; None: the ids are shown.
       axes: to draw on; None: those of a new figure.
 
     Raises:
-      ValueError: on a row that there is not.
+      ValueError: if there is no such row.
     """
     nodes = data.nodes_of(step, row, tokenizer)
     height = heights(nodes)
@@ -51,7 +52,7 @@ def token_tree(step: Any, row: int = 0, tokenizer: Any = None, axes: Any = None)
 
 
 def heights(nodes: Sequence[data.Node]) -> dict[int, float]:
-    """The height of each node: leaves one below the other, a parent in the middle of its children."""
+    """The height of each node: leaves are stacked, and a parent is in the middle of its children."""
     below: dict[int, list[int]] = {node.id: [] for node in nodes}
     for node in nodes[1:]:
         below[node.parent].append(node.id)
@@ -71,21 +72,22 @@ def heights(nodes: Sequence[data.Node]) -> dict[int, float]:
 
 
 def cut(word: str, room: int = 12) -> str:
-    """A word of at most so many characters."""
+    """A word cut to at most this number of characters."""
     return word if len(word) <= room else f"{word[: room - 2]}.."
 
 
 def acceptance(what: Any, axes: Any = None) -> Any:
-    """A line per decoder: the share of steps that accepted at least 1, 2, ... draft tokens.
+    """Draws one line per decoder: the share of steps that accepted at least 1, 2, ... draft tokens.
 
     Args:
-      what: a report of `specjax bench` or its JSON; or by name the records of `specjax.generate`, a decoder's state, or shares.
+      what: a report of `specjax bench` or its JSON; or a dict from names to records of `specjax.generate`, a decoder's
+        state, or shares.
       axes: to draw on; None: those of a new figure.
     """
     figure, axes = axes_on(axes, 8, 4)
     found = data.acceptances(what)
     for i, (name, share) in enumerate(found.items()):
-        if share:  # the others keep their colours, those of `speedup`
+        if share:  # the others keep their colours of `speedup`
             axes.plot(
                 range(1, len(share) + 1), share, MARKERS[i // 10 % 3], color=f"C{i % 10}", label=name, markersize=4
             )
@@ -99,10 +101,10 @@ def acceptance(what: Any, axes: Any = None) -> Any:
 
 
 def speedup(report: Any, axes: Any = None) -> Any:
-    """A bar a decoder, the fastest on top: its speed over plain decoding's; peers are grey.
+    """Draws one bar per decoder, fastest on top: its speed relative to plain decoding. Peers are grey.
 
     Args:
-      report: of `specjax bench`, or its JSON.
+      report: a report of `specjax bench`, or its JSON.
       axes: to draw on; None: those of a new figure.
     """
     bars = data.speeds(report)
@@ -119,18 +121,19 @@ def speedup(report: Any, axes: Any = None) -> Any:
 
 
 def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 16, axes: Any = None) -> Any:
-    """A heat map of the step that wrote each position: a line per decoder; or with words one decoder's text in lines.
+    """Draws a heat map of the step that wrote each position: one line per decoder or, with words, one decoder's text.
 
-    Decoders take few passes or many, so that each has the whole scale of colours for its own.
+    Decoders differ in their number of passes, so each uses the whole colour scale.
 
     Args:
-      what: rows of `specjax bench order`, their JSON, or orders by name, as `specjax.bench.order.unmask_order` gives them.
-      words: what stands at each position, of a single decoder.
-      columns: positions per line, where there are words.
+      what: rows of `specjax bench order`, their JSON, or a dict from names to orders
+        (`specjax.bench.order.unmask_order`).
+      words: the word at each position, for a single decoder.
+      columns: positions per line, if there are words.
       axes: to draw on; None: those of a new figure.
 
     Raises:
-      ValueError: on words for several decoders, or not one for each position.
+      ValueError: on words for several decoders, or a number of words other than the number of positions.
     """
     found = data.orders(what)
     rows = list(found.values())
@@ -165,17 +168,17 @@ def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 1
 
 
 def step_times(what: Mapping[str, Any], axes: Any = None) -> Any:
-    """A bar a name: its seconds, part after part.
+    """Draws one bar per name: the seconds of its parts.
 
     Args:
-      what: by name the seconds of its parts, or the `timing` of an engine.
+      what: a dict from names to seconds by part, or to an engine's `timing`.
       axes: to draw on; None: those of a new figure.
     """
     found = data.times(what)
     figure, axes = axes_on(axes, 7, 1.2 + 0.42 * len(found))
     unit, scale = data.unit_of(sum(parts.values()) for parts in found.values())
     begin = dict.fromkeys(found, 0.0)
-    whole = sorted(found.values(), key=len, reverse=True)  # the order of the one that has most parts
+    whole = sorted(found.values(), key=len, reverse=True)  # the order of the name with the most parts
     for i, part in enumerate(dict.fromkeys(part for parts in whole for part in parts)):
         widths = [scale * parts.get(part, 0.0) for parts in found.values()]
         axes.barh(range(len(found)), widths, left=list(begin.values()), color=f"C{i % 10}", label=part, height=0.7)
@@ -188,18 +191,17 @@ def step_times(what: Mapping[str, Any], axes: Any = None) -> Any:
 
 
 def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
-    """One array of a decoder's cache, a row per line and a slot per column, coloured and numbered by the devices that
-    hold it.
+    """Draws one array of a decoder's cache, coloured and numbered by the devices that hold each part.
 
-    A row's heads lie one below the other; a black line covers the slots in use.
+    Lines are rows and columns are slots. A row's heads are stacked; a black line covers the slots in use.
 
     Args:
-      decoder: whose state it is.
+      decoder: the decoder of the state.
       state: of arrays, or of `ShapeDtypeStruct` with shardings.
       axes: to draw on; None: those of a new figure.
 
     Raises:
-      ValueError: where the state has no cache.
+      ValueError: if the state has no cache.
     """
     found = data.layout(decoder, state)
     rows, heads, slots = found.sizes
@@ -226,12 +228,12 @@ def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
 
 
 def training(records: Sequence[Mapping[str, Any]]) -> Any:
-    """Loss and acceptance over the steps of a training run, each step and a running mean.
+    """Draws loss and acceptance over the steps of a training run, each step and a running mean.
 
-    Of held-out text, where it was read, every reading: the loss, and acceptance at each depth; a line marks the best one.
+    If held-out text was read, its loss and its acceptance at each depth are drawn too; a line marks the best reading.
 
     Args:
-      records: the lines of its `metrics.jsonl`.
+      records: the lines of the run's `metrics.jsonl`.
     """
     names = [name for name in ("loss", "acceptance") if name in records[0]]
     figure = Picture(5.5 * len(names), 4)
@@ -249,7 +251,7 @@ def training(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _held_out(axes: Any, told: Sequence[Mapping[str, Any]], name: str) -> None:
-    """What was read of held-out text under a name, and under that name with a depth after it."""
+    """Draws the held-out readings under a name, and under that name with a depth."""
     steps = [record["step"] for record in told]
     found = [key for key in told[0] if key == name or key.removeprefix(f"{name}_").isdecimal()]
     for number, key in enumerate(found, start=1):
@@ -261,7 +263,7 @@ def _held_out(axes: Any, told: Sequence[Mapping[str, Any]], name: str) -> None:
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """The mean of the last `width` values, or of as many as there are.
+    """The mean of the last `width` values, or of all values if there are fewer.
 
     >>> running_mean([1.0, 3.0, 5.0], 2)
     [1.0, 2.0, 4.0]

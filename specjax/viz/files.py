@@ -7,7 +7,7 @@ NEEDED = "pictures need matplotlib: pip install 'specjax[plot]'"
 
 
 def check_plot(path: str) -> None:
-    """Raises ValueError where the picture could not be written."""
+    """Raises ValueError if the picture could not be written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(f"--plot: {NEEDED}")
     if not Path(path).parent.is_dir() or Path(path).is_dir():

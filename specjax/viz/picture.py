@@ -1,4 +1,4 @@
-"""The canvas of pictures: a matplotlib figure that belongs to no window, and that a notebook shows as it is."""
+"""The canvas of pictures: a matplotlib figure that belongs to no window and that notebooks show as it is."""
 
 import io
 from typing import Any
@@ -13,7 +13,7 @@ except ImportError as error:
 
 
 class Picture(Figure):
-    """A figure that pyplot knows nothing of, so that a notebook shows it once, where it is a cell's value."""
+    """A figure that pyplot does not manage, so that a notebook shows it only once, as a cell's value."""
 
     def __init__(self, width: float, height: float):
         super().__init__(figsize=(width, height), layout="constrained")
@@ -26,6 +26,6 @@ class Picture(Figure):
 
 
 def axes_on(axes: Any, width: float, height: float) -> tuple[Any, Any]:
-    """The given axes and their figure, or those of a new picture of so many inches."""
+    """The given axes and their figure, or those of a new picture of this size in inches."""
     axes = Picture(width, height).subplots() if axes is None else axes
     return axes.figure, axes

@@ -1,4 +1,5 @@
-"""The pictures as text for a terminal: each function returns a string, and takes what its namesake that draws takes."""
+"""The pictures as text for a terminal. Each function returns a string and takes the arguments of its drawing
+namesake."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +14,9 @@ GIVEN = "\u00b7"
 
 
 def token_tree(step: Any, row: int = 0, tokenizer: Any = None) -> str:
-    """A step's token tree, a line per node: filled dots are the accepted path, the arrow is the target's own token
-    after it."""
+    """A step's token tree, one line per node.
+
+    Filled dots are the accepted path; the arrow is the target's own token after it."""
     nodes = data.nodes_of(step, row, tokenizer)
     below: dict[int, list[data.Node]] = {node.id: [] for node in nodes}
     for node in nodes[1:]:
@@ -35,7 +37,8 @@ def token_tree(step: Any, row: int = 0, tokenizer: Any = None) -> str:
 
 
 def acceptance(what: Any) -> str:
-    """A line per decoder: shares of steps that accepted at least 1, 2, ... draft tokens, as heights and as numbers."""
+    """One line per decoder: the shares of steps that accepted at least 1, 2, ... draft tokens, as heights and as
+    numbers."""
     found = {name: shares for name, shares in data.acceptances(what).items() if shares}
     shown = {name: "".join(HEIGHTS[min(int(8 * share), 7)] for share in shares) for name, shares in found.items()}
     room = max(map(len, shown.values()), default=0)
@@ -44,18 +47,18 @@ def acceptance(what: Any) -> str:
 
 
 def speedup(report: Any, width: int = 40) -> str:
-    """A bar a decoder: its speed over plain decoding's."""
+    """One bar per decoder: its speed relative to plain decoding."""
     bars = data.speeds(report)
     most = max(bar.ratio for bar in bars)
     return _lines({bar.name: f"{_bar(bar.ratio / most, width)} {bar.ratio:.2f}" for bar in bars})
 
 
 def unmask_order(what: Any, words: Sequence[str] | None = None) -> str:
-    """The step that wrote each position as a height, a line per decoder; with words, one decoder's text after every
+    """One line per decoder: the step that wrote each position, as a height. With words: one decoder's text after every
     step.
 
     Raises:
-      ValueError: on words for several decoders, or not one for each position.
+      ValueError: on words for several decoders, or a number of words other than the number of positions.
     """
     found = data.orders(what)
     most = max(int(order.max(initial=1)) for order in found.values())
@@ -71,7 +74,7 @@ def unmask_order(what: Any, words: Sequence[str] | None = None) -> str:
 
 
 def step_times(what: Mapping[str, Any], width: int = 40) -> str:
-    """A bar a part, below the name of what it is a part of."""
+    """One bar per part, below the name of the whole."""
     found = data.times(what)
     unit, scale = data.unit_of(sum(parts.values()) for parts in found.values())
     most = max((seconds for parts in found.values() for seconds in parts.values()), default=0.0) or 1.0
@@ -84,10 +87,10 @@ def step_times(what: Mapping[str, Any], width: int = 40) -> str:
 
 
 def cache_layout(decoder: Any, state: Any) -> str:
-    """A line for every part of a decoder's cache: the devices that hold it, and which rows, heads and slots it has.
+    """One line per part of a decoder's cache: the devices that hold it, and its rows, heads and slots.
 
     Raises:
-      ValueError: where the state has no cache.
+      ValueError: if the state has no cache.
     """
     found = data.layout(decoder, state)
     span = lambda first, end: str(first) if end - first == 1 else f"{first}-{end - 1}"
@@ -104,6 +107,6 @@ def _lines(shown: Mapping[str, str]) -> str:
 
 
 def _bar(share: float, width: int) -> str:
-    """A bar of a share of the width, to an eighth of a character."""
+    """A bar over a share of the width, to an eighth of a character."""
     eighths = round(8 * width * share)
     return (FULL * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()

@@ -1,7 +1,7 @@
-"""Warpers: what changes the distribution that a token is drawn from. A line per method, in the order in which they are
-applied.
+"""Warpers: changes of the distribution that a token is drawn from. One line per method, in the order of application.
 
-The order is `transformers`': those of logits, for greedy rows too, and then for sampled rows the temperature and what cuts.
+The order is `transformers`': first the logit warpers, which apply to greedy rows too; then, for sampled rows, the
+temperature and the cuts.
 """
 # isort: skip_file
 
@@ -28,6 +28,6 @@ from specjax.warpers.xtc import Xtc as Xtc
 WARPERS: tuple[Warper, ...] = tuple(
     each() for each in list(vars().values()) if isinstance(each, type) and issubclass(each, Warper) and each.about
 )
-"""Every warper, in the order in which they are applied: options, states, flags and listings are made of it."""
+"""Every warper, in the order of application: options, states, flags and listings are made from it."""
 
 __all__ = ["WARPERS", "Cut", "Text", "Warper", "parameter"]

@@ -1,4 +1,4 @@
-"""Tokens that may not come, and sequences that may not be completed: `transformers`' processors of these names."""
+"""Banned tokens, and sequences that may not be completed: `transformers`' processors with these names."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from specjax.warpers.lists import NONE, Shape, listing, tokens
 
 
 def removed(scores, ids):
-    """Scores `[B, T, V]` without tokens `[B, K]`, -1 padded."""
+    """Scores `[B, T, V]` without tokens `[B, K]`, padded with -1."""
     return jnp.where(marked(ids, scores.shape[-1])[:, None], -jnp.inf, scores)
 
 
@@ -26,7 +26,7 @@ class SuppressTokens(Warper):
     about = About("suppress_tokens", "removes tokens", "transformers", "same text")
     of_logits = True
 
-    suppress_tokens: tuple[int, ...] = listing("tokens that never come, such as [198, 628]", "a list of token ids")
+    suppress_tokens: tuple[int, ...] = listing("tokens that are never drawn, such as [198, 628]", "a list of token ids")
 
     def warp(self, scores, own, text):
         return removed(scores, own["suppress_tokens"])
@@ -54,9 +54,9 @@ WORDS = Shape(_words, lambda words: (len(words), max(map(len, words), default=0)
 
 @dataclasses.dataclass(frozen=True)
 class BadWordsIds(Warper):
-    """Removes the token that would complete a sequence, wherever in the text, the prompt included, that one begins.
+    """Removes the token that would complete a banned sequence, wherever in the text (prompt included) that sequence begins.
 
-    A row's EOS, as a word of its own, is never removed.
+    A row's EOS is never removed as a banned word by itself.
 
     Attributes:
       bad_words_ids: `[B, W, K]` int32 token ids, -1 in front of shorter sequences.
@@ -92,8 +92,8 @@ class MinLength(Warper):
     """Removes EOS from texts that are too short.
 
     Attributes:
-      min_length: int32, of the whole text, prompt and EOS included; 0 is off.
-      min_new_tokens: int32, of what is generated, EOS not included; 0 is off.
+      min_length: int32, of the whole text, including prompt and EOS; 0 is off.
+      min_new_tokens: int32, of the generated text, without EOS; 0 is off.
     """
 
     about = (
@@ -110,11 +110,11 @@ class MinLength(Warper):
     reads_text = True
 
     min_length: int = parameter(
-        0, "no end of text before a text, prompt included, has as many tokens; 0 is off", "an integer >= 0",
+        0, "no end of text before the text, prompt included, has this many tokens; 0 is off", "an integer >= 0",
         lambda x: x >= 0,
     )  # fmt: skip
     min_new_tokens: int = parameter(
-        0, "no end of text before as many new tokens; 0 is off", "an integer >= 0", lambda x: x >= 0
+        0, "no end of text before this many new tokens; 0 is off", "an integer >= 0", lambda x: x >= 0
     )
 
     def warp(self, scores, own, text):

@@ -1,4 +1,4 @@
-"""The base of warpers: functions from the scores of a text's next token to others, with parameters of each row's own.
+"""The base of warpers: functions from the scores of a text's next token to other scores, with parameters for each row.
 
 In shapes `B` denotes rows, `T` positions, `V` the vocabulary, `L` the text buffer, `D` the deepest node of a tree.
 """
@@ -15,37 +15,38 @@ from specjax.about import Named
 from specjax.arrays import Array, Int
 
 Columns = Mapping[str, Any]
-"""A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
+"""A warper's own parameters by name: an array `[B]` each, or `[B, ...]` for lists (`specjax.warpers.lists`)."""
 
 
 def parameter(default: float | None, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
     """A field that is a number.
 
     Args:
-      default: its value where nobody sets it; of a switch the one at which the warper changes nothing. None is NaN in a column,
-        for the warper to fill in.
+      default: its value if nobody sets it; for a switch, the value at which the warper changes nothing. None is NaN in
+        a column, for the warper to fill in.
       help: what it does, in a few words.
       valid: the values that it may have, for errors.
-      holds: whether a value, or each of an array of them, is one of those.
-      switch: whether another value than the default turns the warper on.
+      holds: whether a value, or each of an array of them, is valid.
+      switch: whether a value other than the default turns the warper on.
     """
     return dataclasses.field(default=default, metadata={"help": help, "valid": valid, "holds": holds, "switch": switch})
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The text before each of T positions: the row's text, and then the path that leads to a node of a tree.
+    """The text before each of T positions: the row's text, then the path to a node of a tree.
 
     Attributes:
       tokens: `[B, L]` int32, the rows' text.
       length: `[B]` int32, how much of it is real.
       begin: `[B]` int32, how much of it is the prompt; None: nothing.
-      eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
-      paths: makes `[B, T, D]` int32, what each position has below the text, -1 for none; None: nothing, and T is 1.
+      eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
+      paths: makes `[B, T, D]` int32, the tokens below the text for each position, -1 for none; None: nothing, and T is
+        1.
       uniform: from positions `[B, T]` to numbers in [0, 1) of the rows' own noise.
-      carried: by a warper's first parameter, `[B]` float32: the sums of those that carry one, over the new tokens of `tokens`;
-        None: nothing was drawn yet.
-      partial: static, whether the scores are of some tokens alone, as those of a draft head may be.
+      carried: by a warper's first parameter, `[B]` float32: the sums over the new tokens of `tokens`, for warpers that
+        carry one; None: nothing was drawn yet.
+      partial: static, whether the scores are for only some tokens, as those of a draft head may be.
     """
 
     tokens: Int[Array, "B L"]
@@ -62,11 +63,11 @@ class Text:
         return jnp.zeros((*self.length.shape, 1, 0), jnp.int32) if self.paths is None else self.paths()
 
     def positions(self) -> Array:
-        """`[B, T]`, where the token is to stand that is drawn."""
+        """`[B, T]`, the positions of the tokens to be drawn."""
         return self.length[:, None] + (self.below() >= 0).sum(axis=-1)
 
     def counts(self, vocab: int, dtype: Any, begin: Array | None = None) -> Array:
-        """How often (of bool: whether) each id occurs from place `begin` `[B]` on, `[B, T, V]`; T is 1 without paths."""
+        """How often (for bool: whether) each id occurs from place `begin` `[B]` on, `[B, T, V]`; T is 1 without paths."""
         at, rows = jnp.arange(self.tokens.shape[1])[None], jnp.arange(self.tokens.shape[0])[:, None]
         real = (at < self.length[:, None]) & (True if begin is None else at >= begin[:, None])
         found = jnp.zeros((self.tokens.shape[0], vocab), dtype)
@@ -82,9 +83,9 @@ class Text:
     def summed(self, start: Array, cost: Array) -> Array:
         """`[B, T]`: a sum over the tokens drawn before each position.
 
-        A position adds what its last token costs where that was drawn to the sum of the position before it, in the order of the
-        text; so the sum does not depend on how many tokens each step brings. Where the position before is none of the
-        T, as on a level of a draft that is still growing, the sum is that of the text.
+        A position adds its last token's cost, at the place where that token was drawn, to the sum of the position
+        before it, in the order of the text. So the sum does not depend on how many tokens each step brings. If the
+        position before is not among the T, as on a level of a draft that is still growing, the sum is the text's.
 
         Args:
           start: `[B]`, of the text itself.
@@ -101,17 +102,17 @@ class Text:
         parent, known = jnp.argmax(same, axis=-1), same.any(axis=-1)
         at = parent, jnp.maximum(jnp.take_along_axis(paths, last, axis=-1)[..., 0], 0)
         added = jax.vmap(lambda cost, parent, token: cost[parent, token])(cost, *at)
-        for _ in range(paths.shape[-1]):  # each round is right for one level more
+        for _ in range(paths.shape[-1]):  # each round makes one more level right
             total = jnp.where(known, jnp.take_along_axis(total, parent, axis=1) + added, total)
         return total
 
     def each(self, function: Callable[..., Array], scores: Array, *own: Any) -> Array:
-        """`function(tokens [L], length [], scores [V], *own)` of every position's whole text, as `[B, T, V]`.
+        """`function(tokens [L], length [], scores [V], *own)` for every position's whole text, as `[B, T, V]`.
 
         Args:
-          function: of one text; L may be more than that of the rows.
+          function: of one text; L may be more than the rows' L.
           scores: `[B, T, V]`.
-          *own: arrays, or trees of them, that lead with `[B]`.
+          *own: arrays, or trees of arrays, that lead with `[B]`.
         """
         paths, rest = self.below(), (None,) * len(own)
         if paths.shape[-1] == 0:
@@ -131,17 +132,20 @@ class Text:
 class Warper(abc.ABC):
     """Changes the scores of the next token, for the rows that ask for it.
 
-    Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an option of
-    every prompt under its own name. What it does to the scores of a position may depend on the text and the path that lead
-    there, on the row's noise at that place, on a sum over the tokens drawn so far (`carries`), and on nothing else; so it says
-    the same whatever was drafted, and a seed keeps its text.
+    Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an
+    option of every prompt, under its own name.
+
+    Its result at a position may depend on the text and the path before it, on the row's noise at that place, and on a
+    sum over the tokens drawn so far (`carries`), but on nothing else. So it is the same whatever was drafted, and a
+    seed keeps its text.
 
     Class attributes:
-      of_logits: whether it comes before the temperature and is for greedy rows too; else sampled rows alone have it.
+      of_logits: whether it comes before the temperature and applies to greedy rows too; otherwise only to sampled rows.
       reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it.
       usual: whether every state has a column for it, used or not.
-      chooses: whether its scores say which token is taken, and are those of no distribution: for greedy rows alone.
-      carries: whether a state has a sum for it, of what each drawn token costs (`cost`); it begins at 0 with the new text.
+      chooses: whether its scores decide which token is taken, and belong to no distribution: for greedy rows alone.
+      carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
+      text.
     """
 
     about: ClassVar[Named] = None
@@ -153,31 +157,31 @@ class Warper(abc.ABC):
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The parameters of which another value than the default turns it on."""
+        """The parameters that turn it on if they differ from their default."""
         return tuple(field.name for field in dataclasses.fields(self) if field.metadata["switch"])
 
     def used(self, own: Columns) -> Array:
-        """`[B]` bool: the rows that it does something to."""
+        """`[B]` bool: the rows that it changes."""
         used = [_differs(own[name], getattr(self, name)) for name in self.switches]
         return jnp.stack(used).any(axis=0)
 
     def __call__(self, scores: Array, own: Columns, on: Array, text: Text | None) -> Array:
-        """Scores `[B, T, V]` after it; removed tokens are -inf. Costs next to nothing where no row is `on`.
+        """Scores `[B, T, V]` after it; removed tokens are -inf. It costs next to nothing if no row is `on`.
 
         Args:
           scores: `[B, T, V]` float32.
           own: its parameters.
           on: `[B]` bool, rows that use it and matter.
-          text: what comes before each position; None where it does not read that.
+          text: the text before each position; None if it does not read that.
         """
         warped = lambda: jnp.where(on[:, None, None], self.warp(scores, own, text), scores)
         return jax.lax.cond(jnp.any(on), warped, lambda: scores)
 
     def cost(self, scores: Array, own: Columns) -> Array:
-        """`[B, T, V]`: what drawing each token adds to the sum of a warper that carries one; nothing of others.
+        """`[B, T, V]`: what drawing each token adds to the sum of a warper that carries one; not defined for others.
 
         Args:
-          scores: `[B, T, V]`, as it meets them.
+          scores: `[B, T, V]`, before the warper.
           own: its parameters.
         """
         return jnp.zeros_like(scores)
@@ -188,13 +192,13 @@ class Warper(abc.ABC):
 
 
 def marked(ids: Array, vocab: int) -> Array:
-    """Which of so many tokens are among `ids` `[B, K]`, -1 padded: `[B, V]` bool."""
+    """Which of so many tokens are among `ids` `[B, K]`, padded with -1: `[B, V]` bool."""
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.zeros((ids.shape[0], vocab), bool).at[rows, jnp.where(ids >= 0, ids, vocab)].set(True, mode="drop")
 
 
 def _differs(column: Any, default: Any) -> Array:
-    """`[B]`: where a column is not at its default; of lists, where they hold an id."""
+    """`[B]`: whether a column differs from its default; for lists, whether they hold an id."""
     if default != ():
         return column != default
     ids = next(leaf for leaf in jax.tree.leaves(column) if leaf.dtype == jnp.int32)
@@ -202,7 +206,7 @@ def _differs(column: Any, default: Any) -> Array:
 
 
 class Cut(Warper):
-    """A warper that removes what lies below a score: of each position one number tells which tokens stay."""
+    """A warper that removes tokens below a score: one number per position tells which tokens stay."""
 
     def __call__(self, scores, own, on, text):
         none = lambda: jnp.full(scores.shape[:2], -jnp.inf)
@@ -218,6 +222,6 @@ class Cut(Warper):
 
 
 def _from(lowest: Array, scores: Array) -> Array:
-    """The scores `[B, T, V]` that are at least the lowest `[B, T]`; the others are -inf."""
-    # this way round NaN stays, and a draw from it fails, instead of being removed
+    """The scores `[B, T, V]` that are at least the lowest `[B, T]`; the others become -inf."""
+    # written this way, NaN stays and makes a draw fail, instead of being removed
     return jnp.where(scores < lowest[:, :, None], -jnp.inf, scores)

@@ -11,7 +11,7 @@ from specjax.warpers.base import Cut, parameter
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonCutoff(Cut):
-    """Keeps tokens of at least a probability, and the likeliest in any case.
+    """Keeps tokens with at least this probability, and always the likeliest.
 
     Attributes:
       epsilon_cutoff: float32 in [0, 1); 0 is off.
@@ -31,7 +31,7 @@ class EpsilonCutoff(Cut):
 
 @dataclasses.dataclass(frozen=True)
 class EtaCutoff(Cut):
-    """Keeps tokens of at least min(eta, sqrt(eta) exp(-entropy)), and the likeliest in any case.
+    """Keeps tokens with at least the probability min(eta, sqrt(eta) exp(-entropy)), and always the likeliest.
 
     Attributes:
       eta_cutoff: float32 in [0, 1); 0 is off.
@@ -43,7 +43,7 @@ class EtaCutoff(Cut):
     )  # fmt: skip
 
     eta_cutoff: float = parameter(
-        0.0, "keep tokens of at least this probability, or less where many are likely; 0 is off", "in [0, 1)",
+        0.0, "keep tokens of at least this probability, or of less if many are likely; 0 is off", "in [0, 1)",
         lambda x: (x >= 0) & (x < 1),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""DRY: a penalty on going on with a repetition, which grows with its length.
+"""DRY: a penalty on continuing a repetition, which grows with its length.
 
 The rule is that of the pull request which brought it into text-generation-webui (#5677).
 """
@@ -14,22 +14,22 @@ from specjax.warpers.base import Warper, marked, parameter
 from specjax.warpers.lists import listing
 
 LONGEST = 50
-"""Tokens of a repetition that count."""
+"""The longest repetition that counts, in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dry(Warper):
     """Subtracts `multiplier * base ** (n - allowed_length)` from a token that would continue a repetition of n tokens.
 
-    n is the longest end of the text, at least `allowed_length` and at most 50, that occurs before in the text with this token
-    after it. A repetition does not reach over a breaker, and a breaker is never penalised.
+    n is the length of the longest suffix of the text that occurs earlier with this token after it, if it is at least
+    `allowed_length`; it is at most 50. A repetition does not reach over a breaker, and a breaker is never penalised.
 
     Attributes:
       dry_multiplier: float32 >= 0; 0 is off.
       dry_base: float32 >= 1.
       dry_allowed_length: int32 >= 1.
-      dry_sequence_breakers: `[B, K]` int32 token ids, -1 padded. Where nobody sets them, and there is a tokenizer, they are its
-        tokens of a line break, a colon, a quotation mark and an asterisk.
+      dry_sequence_breakers: `[B, K]` int32 token ids, padded with -1. If nobody sets them and there is a tokenizer,
+        they are its tokens of a line break, a colon, a quotation mark and an asterisk.
     """
 
     about = About(
@@ -40,18 +40,18 @@ class Dry(Warper):
     reads_text = True
 
     dry_multiplier: float = parameter(
-        0.0, "how strong the penalty on going on with a repetition is; 0 is off", "a finite number >= 0",
+        0.0, "strength of the penalty on continuing a repetition; 0 is off", "a finite number >= 0",
         lambda x: (x >= 0) & np.isfinite(x),
     )  # fmt: skip
     dry_base: float = parameter(
-        1.75, "by how much that grows with each token repeated", "a finite number >= 1",
+        1.75, "factor by which the penalty grows with each repeated token", "a finite number >= 1",
         lambda x: (x >= 1) & np.isfinite(x), switch=False,
     )  # fmt: skip
     dry_allowed_length: int = parameter(
         2, "the shortest repetition that is penalised, in tokens", "an integer >= 1", lambda x: x >= 1, switch=False
     )
     dry_sequence_breakers: tuple[int, ...] | None = listing(
-        "tokens that no repetition reaches over, such as [198] (default: the tokenizer's line break, colon, quotation mark and "
+        "tokens that no repetition reaches across, such as [198] (default: the tokenizer's line break, colon, quotation mark, "
         "asterisk)", "a list of token ids", switch=False, words=("a\n", "a:", 'a"', "a*"),
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Dry(Warper):
 
             def longer(carry):
                 run, alive = (
-                    carry  # of every place: how many tokens before it are those before the end; whether all so far
+                    carry  # for every place: how many tokens before it equal those before the end; whether all so far do
                 )
                 back = at - 1 - run
                 mine = tokens[jnp.maximum(length - 1 - run, 0)]

@@ -12,9 +12,10 @@ SOURCE = "OpenAI's API"
 
 @dataclasses.dataclass(frozen=True)
 class FrequencyPenalty(Warper):
-    """Subtracts from the logits of tokens that were generated before, the prompt not included.
+    """Lowers the logits of tokens that were generated before, without the prompt's.
 
-    `logits - frequency_penalty * count - presence_penalty * (count > 0)`, where count is how often a token was generated.
+    `logits - frequency_penalty * count - presence_penalty * (count > 0)`, where count is how often a token was
+    generated.
 
     Attributes:
       frequency_penalty: float32 in [-2, 2]; 0 is off.
@@ -35,10 +36,10 @@ class FrequencyPenalty(Warper):
     reads_text = True
 
     frequency_penalty: float = parameter(
-        0.0, "subtracted for each time that a token was generated; 0 is off", "in [-2, 2]", lambda x: abs(x) <= 2
+        0.0, "subtracted for each time that the token was generated; 0 is off", "in [-2, 2]", lambda x: abs(x) <= 2
     )
     presence_penalty: float = parameter(
-        0.0, "subtracted where a token was generated; 0 is off", "in [-2, 2]", lambda x: abs(x) <= 2
+        0.0, "subtracted once if the token was generated; 0 is off", "in [-2, 2]", lambda x: abs(x) <= 2
     )
 
     def warp(self, scores, own, text):

@@ -1,4 +1,4 @@
-"""Parameters that are lists of tokens: a row each of a padded array, as wide as the longest of a job asks for."""
+"""Parameters that are lists of tokens: each is a row of a padded array, as wide as the job's longest list needs."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ def tokens(value: Any) -> tuple[int, ...]:
     """Token ids, from a list of them.
 
     Raises:
-      TypeError, ValueError: on anything else.
+      TypeError, ValueError: for anything else.
     """
     if isinstance(value, (str, bytes, dict)):
         raise TypeError("not a list")
@@ -27,12 +27,12 @@ def tokens(value: Any) -> tuple[int, ...]:
 
 
 def rounded(count: int) -> int:
-    """A power of two that is no less, so that few widths compile; 0 of 0."""
+    """The next power of two, so that few widths compile; 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
 def ids_array(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """`[R, width]` int32, padded after."""
+    """`[R, width]` int32, padded at the end."""
     out = np.full((len(rows), width), NONE, np.int32)
     for row, ids in enumerate(rows):
         out[row, : len(ids)] = ids
@@ -44,7 +44,7 @@ class Shape:
     """How a parameter that is a list becomes an array.
 
     Attributes:
-      read: from what the user gave to a canonical value, empty where it is off; raises TypeError or ValueError.
+      read: from the user's value to a canonical one, empty if it is off; raises TypeError or ValueError.
       widths: of a canonical value.
       array: of canonical values, one per row, and widths that hold them all.
     """
@@ -58,19 +58,19 @@ TOKENS = Shape(tokens, lambda ids: (len(ids),), lambda rows, widths: ids_array(r
 
 
 def JSON(text: str) -> Any:
-    """What a flag's text says."""
+    """The value of a flag's text."""
     return json.loads(text)
 
 
 def listing(help: str, valid: str, shape: Shape = TOKENS, switch: bool = True, words: tuple[str, ...] = ()) -> Any:
-    """A field that is a list, empty where nobody sets it, which is off.
+    """A field that is a list; by default empty, which is off.
 
     Args:
       help: what it does, in a few words.
       valid: the values that it may have, for errors.
       shape: how it becomes an array.
       switch: whether a list that is not empty turns the warper on.
-      words: texts whose last tokens it holds where nobody sets it (None) and there is a tokenizer
+      words: texts whose last tokens are the list if nobody sets it (None) and there is a tokenizer
         (`specjax.sampling_params.worded`).
     """
     metadata = {"help": help, "valid": valid, "shape": shape, "switch": switch, "metavar": "JSON", "parse": JSON}

@@ -1,4 +1,4 @@
-"""Logit bias (OpenAI's API reference, `logit_bias`): added to the model's own logits, before all else."""
+"""Logit bias (OpenAI's API reference, `logit_bias`): added to the model's own logits, before all other warpers."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ class LogitBias(Warper):
     """Adds to the logits of some tokens.
 
     Attributes:
-      logit_bias: `ids` `[B, K]` int32, -1 padded, and `bias` `[B, K]` float32.
+      logit_bias: `ids` `[B, K]` int32, padded with -1, and `bias` `[B, K]` float32.
     """
 
     about = About("logit_bias", "adds to the logits of some tokens", "OpenAI's API", "same text")

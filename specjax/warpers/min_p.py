@@ -10,7 +10,7 @@ from specjax.warpers.base import Cut, parameter
 
 @dataclasses.dataclass(frozen=True)
 class MinP(Cut):
-    """Keeps what has at least a share of the likeliest token's probability.
+    """Keeps tokens that have at least this share of the likeliest token's probability.
 
     Attributes:
       min_p: float32 in [0, 1]; 0 is off.

@@ -1,4 +1,4 @@
-"""Mirostat (Basu et al. 2021, arXiv:2007.14966): a cut that follows how much a text has surprised so far."""
+"""Mirostat (Basu et al. 2021, arXiv:2007.14966): a cut that follows how surprising a text has been so far."""
 
 import dataclasses
 
@@ -11,25 +11,26 @@ from specjax.warpers.base import Columns, Warper, parameter
 from specjax.warpers.ranking import reached
 
 MOST = 101
-"""The likeliest tokens from which version 1 tells how fast probabilities fall with their rank."""
+"""The number of likeliest tokens from which version 1 estimates how fast probabilities fall with their rank."""
 TOKENS = 50_000
-"""The size of a vocabulary, in version 1's formula of ranks: its authors' program has it for any."""
+"""The size of a vocabulary in version 1's formula of ranks; its authors' program uses it for any vocabulary."""
 LN2 = float(np.log(2.0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Mirostat(Warper):
-    """Keeps tokens that surprise at most by `mu` bits, and moves mu by `eta` times what each drawn one was off `tau`.
+    """Keeps tokens whose surprise is at most `mu` bits, and moves mu by `eta` times each drawn token's deviation from `tau`.
 
-    A token's surprise is -log2 of its probability under the whole distribution after the temperature, in the cut and in
-    the error, as in the paper; llama.cpp takes that of the error after the cut. So mu is 2 tau - eta times the sum of
-    the errors so far, which is what a row carries. The likeliest token always stays.
+    A token's surprise is -log2 of its probability under the whole distribution after the temperature, both in the cut
+    and in the error, as in the paper; llama.cpp computes the error after the cut. So mu is 2 tau - eta times the sum of
+    the errors so far, and a row carries this sum. The likeliest token always stays.
 
     Attributes:
-      mirostat: int32; 2 cuts by the surprise (the paper's section 5, alternative), 1 keeps the k likeliest, with k from mu and
-        an estimate of Zipf's exponent (algorithm 1, as in its authors' program: k is rounded, and one more is kept); 0 is off.
-      mirostat_tau: float32 > 0, bits; None: llama.cpp's 5, of version 1 its authors' 3.
-      mirostat_eta: float32 in [0, 1]; None: llama.cpp's 0.1, of version 1 its authors' 1.
+      mirostat: int32. 2 cuts by the surprise (the paper's section 5, alternative). 1 keeps the k likeliest, with k from
+        mu and an estimate of Zipf's exponent (algorithm 1, as in its authors' program: k is rounded, and one more is
+        kept). 0 is off.
+      mirostat_tau: float32 > 0, bits; None is llama.cpp's 5, or for version 1 its authors' 3.
+      mirostat_eta: float32 in [0, 1]; None is llama.cpp's 0.1, or for version 1 its authors' 1.
     """
 
     about = About(
@@ -43,11 +44,11 @@ class Mirostat(Warper):
         0, "2 cuts by surprise, 1 by an estimated rank; 0 is off", "0, 1 or 2", lambda x: (x >= 0) & (x <= 2)
     )
     mirostat_tau: float | None = parameter(
-        None, "how many bits a token of the text is to surprise by (default: 5; of version 1, 3)", "a finite number > 0",
+        None, "bits of surprise that each token should have (default: 5; for version 1, 3)", "a finite number > 0",
         lambda x: np.isnan(x) | (x > 0) & np.isfinite(x), switch=False,
     )  # fmt: skip
     mirostat_eta: float | None = parameter(
-        None, "how fast the cut follows the text (default: 0.1; of version 1, 1)", "in [0, 1]",
+        None, "how fast the cut follows the text (default: 0.1; for version 1, 1)", "in [0, 1]",
         lambda x: np.isnan(x) | (x >= 0) & (x <= 1), switch=False,
     )  # fmt: skip
 

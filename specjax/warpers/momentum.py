@@ -15,16 +15,16 @@ MOST = 64
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(Warper):
-    """Takes that of the k likeliest tokens with the highest `p - alpha * n`, where n is how long a repetition it would
-    make.
+    """Takes the one of the k likeliest tokens with the highest `p - alpha * n`; n is the length of the repetition it
+    would make.
 
-    p is the model's probability. n is the largest of 1 to 5 for which the last n - 1 tokens and this one stand in the text
-    already, one after the other, the prompt included; 0 of a token that the text has not. That is the resistance of the
-    paper's program, f(n) = n.
+    p is the model's probability. n is the largest of 1 to 5 for which the last n - 1 tokens and this one already stand
+    in the text as a sequence, prompt included; it is 0 for a token that the text does not contain. That is the
+    resistance of the paper's program, f(n) = n.
 
     Attributes:
       momentum_alpha: float32 >= 0; 0 is off.
-      momentum_k: int32 in [1, 64]; ties with the last one are all looked at.
+      momentum_k: int32 in [1, 64]; all ties with the last one are considered.
     """
 
     about = About("momentum", "takes a likely token that repeats little", "arXiv:2212.02175", "same text")
@@ -37,7 +37,7 @@ class Momentum(Warper):
         lambda x: (x >= 0) & np.isfinite(x),
     )  # fmt: skip
     momentum_k: int = parameter(
-        5, "how many of the likeliest tokens are looked at", "an integer in [1, 64]", lambda x: (x >= 1) & (x <= MOST),
+        5, "number of likeliest tokens that are considered", "an integer in [1, 64]", lambda x: (x >= 1) & (x <= MOST),
         switch=False,
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ class Momentum(Warper):
         def one(tokens, length, scores, alpha, k):
             at = jnp.arange(tokens.shape[0])
             alive, run = at < length, jnp.zeros(tokens.shape, jnp.int32)
-            for back in range(1, LONGEST):  # whether what stands before a place is what stands before the end
+            for back in range(1, LONGEST):  # whether the tokens before a place equal those before the end
                 mine = tokens[jnp.maximum(length - back, 0)]
                 alive = alive & (at >= back) & (tokens[jnp.maximum(at - back, 0)] == mine)
                 run = run + alive

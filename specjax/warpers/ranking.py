@@ -1,4 +1,4 @@
-"""Cuts of a ranking without a sort: the value at which those above it add up to a share."""
+"""Cuts of a ranking without a sort: the value at which the mass above it reaches a share."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,15 @@ BITS = 32
 
 
 def reached(values: Float[Array, "*B V"], mass: Float[Array, "*B V"] | float, share: Float[Array, "*B"]) -> Array:
-    """The largest value v, `[*B]`, for which the mass of values >= v is at least the share; -inf where all is too little.
+    """The largest value v, `[*B]`, for which the values >= v have at least the mass `share`; -inf if all values have
+    too little.
 
-    The order of floats is that of their bits, so 32 sums find v, one for each of its bits. A sort of a large vocabulary costs
+    Floats are ordered like their bits, so 32 sums find v, one for each of its bits. Sorting a large vocabulary costs
     several times more on a CPU.
 
     Args:
       values: `[*B, V]` float32.
-      mass: `[*B, V]` float32 >= 0, or one number that each value has.
+      mass: `[*B, V]` float32 >= 0, or one number for every value.
       share: `[*B]` float32.
     """
     high = jnp.uint32(1 << (BITS - 1))

@@ -11,7 +11,7 @@ from specjax.warpers.base import Warper, parameter
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty(Warper):
-    """Divides the positive and multiplies the negative logits of what stands in the text, the prompt included.
+    """Divides positive logits and multiplies negative logits of tokens in the text, prompt included.
 
     Attributes:
       repetition_penalty: float32 > 0; 1 is off.
@@ -25,7 +25,10 @@ class RepetitionPenalty(Warper):
     usual = True
 
     repetition_penalty: float = parameter(
-        1.0, "of tokens that were there before; 1 is off", "a finite number > 0", lambda x: (x > 0) & np.isfinite(x)
+        1.0,
+        "penalty of tokens that the text has already; 1 is off",
+        "a finite number > 0",
+        lambda x: (x > 0) & np.isfinite(x),
     )
 
     def warp(self, scores, own, text):

@@ -14,7 +14,7 @@ class Temperature(Warper):
     """Divides the scores; rows at 0 are greedy.
 
     Attributes:
-      temperature: float32; 0 is greedy, and skips all warpers but those of logits.
+      temperature: float32; 0 is greedy, and skips all warpers except the logit warpers.
     """
 
     about = About("temperature", "flattens the distribution; 0 takes the likeliest token", "transformers", "same text")

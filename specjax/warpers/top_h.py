@@ -8,14 +8,15 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.warpers.base import Cut, parameter
 
-WIDTH = 100  # likeliest tokens that are looked at, renormalised among themselves
+WIDTH = 100  # how many of the likeliest tokens are considered, renormalised among themselves
 
 
 @dataclasses.dataclass(frozen=True)
 class TopH(Cut):
-    """Keeps the likeliest tokens whose terms -p log p add up to at most a share of the entropy; of the 100 likeliest.
+    """Keeps likeliest tokens as long as their terms -p log p add up to at most a share of the entropy.
 
-    The paper bounds the entropy of what is kept, renormalised; its program and `transformers` bound this sum.
+    Only the 100 likeliest tokens are considered. The paper bounds the entropy of the kept tokens, renormalised; its
+    program and `transformers` bound this sum.
 
     Attributes:
       top_h: float32 in [0, 1]; ties at the cut are all kept; 0 is off.

@@ -16,7 +16,7 @@ WIDTH = 128  # how many tokens are ranked before the whole vocabulary is searche
 
 @dataclasses.dataclass(frozen=True)
 class TopKTopP(Cut):
-    """Keeps the k likeliest tokens, and of those the smallest likeliest set of a mass.
+    """Keeps the k likeliest tokens, and of these the smallest set of the likeliest with the mass `top_p`.
 
     Attributes:
       top_k: int32; ties at the cut are all kept; 0 is off.
@@ -33,7 +33,10 @@ class TopKTopP(Cut):
 
     top_k: int = parameter(0, "keep the k likeliest tokens; 0 is off", "an integer >= 0 (0 is off)", lambda x: x >= 0)
     top_p: float = parameter(
-        1.0, "keep the smallest likeliest set of this mass; 1 is off", "in (0, 1]", lambda x: (x > 0) & (x <= 1)
+        1.0,
+        "keep the fewest likeliest tokens with this total probability; 1 is off",
+        "in (0, 1]",
+        lambda x: (x > 0) & (x <= 1),
     )
 
     def lowest(self, scores, own, on):
@@ -41,10 +44,10 @@ class TopKTopP(Cut):
 
 
 def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
-    """The lowest score that survives, `[B, T]`; everything does where both are off.
+    """The lowest score that survives, `[B, T]`; all survive if both are off.
 
     Top-p acts on the distribution renormalised after top-k, as in `transformers`; ties at the cut are all kept. The
-    ranking goes through the `WIDTH` largest; the whole vocabulary is searched only where an active row's cut lies beyond them.
+    ranking covers the `WIDTH` largest; the whole vocabulary is searched only if an active row's cut lies beyond them.
 
     Args:
       scores: `[B, T, V]` float32 after temperature.
@@ -66,7 +69,7 @@ def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
 
 
 def _cut_ranked(ranked, k, top_p, total, vocab):
-    """The cut `[B, T]` from descending scores, and whether they reach far enough to be right."""
+    """The cut `[B, T]` from descending scores, and whether they reach far enough for it to be right."""
     width = ranked.shape[-1]
     rank = jnp.arange(width)[None, None]
     in_k = rank < k[:, :, None]

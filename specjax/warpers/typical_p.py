@@ -12,9 +12,9 @@ from specjax.warpers.ranking import reached
 
 @dataclasses.dataclass(frozen=True)
 class TypicalP(Warper):
-    """Keeps tokens whose surprisal is near the entropy: the nearest ones that together have a mass.
+    """Keeps the tokens whose surprisal is nearest to the entropy, as many as are needed for a mass of `typical_p`.
 
-    The likeliest token may be one of those removed.
+    The likeliest token may be removed.
 
     Attributes:
       typical_p: float32 in (0, 1]; ties at the last kept distance are all kept; 1 is off.
@@ -25,7 +25,7 @@ class TypicalP(Warper):
     )
 
     typical_p: float = parameter(
-        1.0, "keep the likely mass whose surprisal is nearest to the entropy; 1 is off", "in (0, 1]",
+        1.0, "keep tokens of this mass whose surprisal is nearest to the entropy; 1 is off", "in (0, 1]",
         lambda x: (x > 0) & (x <= 1),
     )  # fmt: skip
 

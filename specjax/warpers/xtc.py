@@ -1,4 +1,4 @@
-"""XTC: now and then the likeliest choices are left out.
+"""XTC: from time to time the likeliest tokens are left out.
 
 The rule is that of the pull request which brought it into text-generation-webui (#6335).
 """
@@ -15,16 +15,16 @@ from specjax.warpers.lists import listing
 
 @dataclasses.dataclass(frozen=True)
 class Xtc(Warper):
-    """At some places removes every token that has a probability, but the least likely of those that have it.
+    """At some places, removes every token with at least the threshold probability, except the least likely of these.
 
-    Whether it acts at a place is decided by the row's own noise there. Where it would remove an end of the text or a special
+    The row's own noise at a place decides whether it acts there. If it would remove an end of the text or a special
     token, it removes nothing.
 
     Attributes:
       xtc_probability: float32 in [0, 1], of acting at a place; 0 is off.
       xtc_threshold: float32 in (0, 1]; of equally unlikely tokens the last is kept; above 0.5 nothing happens.
-      xtc_special_tokens: `[B, K]` int32 token ids, -1 padded, beside those that end a text. Where nobody sets them, and there
-        is a tokenizer, its line break.
+      xtc_special_tokens: `[B, K]` int32 token ids, padded with -1, in addition to those that end a text. If nobody sets
+        them and there is a tokenizer, it is the tokenizer's line break.
     """
 
     about = About(
@@ -37,11 +37,11 @@ class Xtc(Warper):
         0.0, "how often the likeliest tokens are left out; 0 is off", "in [0, 1]", lambda x: (x >= 0) & (x <= 1)
     )
     xtc_threshold: float = parameter(
-        0.1, "those of at least this probability, but the least likely of them", "in (0, 1]",
+        0.1, "removes tokens of at least this probability, except the least likely of them", "in (0, 1]",
         lambda x: (x > 0) & (x <= 1), switch=False,
     )  # fmt: skip
     xtc_special_tokens: tuple[int, ...] | None = listing(
-        "tokens such as [198] that, like an end of text, keep it from acting where it would remove one (default: the "
+        "tokens such as [198] that are never removed: like an end of text, they keep it from acting (default: the "
         "tokenizer's line break)", "a list of token ids", switch=False, words=("\n",),
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Xtc(Warper):
         kept = jnp.where(likely & (scores == least), ids, -1).max(axis=-1, keepdims=True)
         removed = likely & (ids != kept)
         acts = text.uniform(text.positions()) < own["xtc_probability"][:, None]
-        if not text.partial:  # whose columns are no ids
+        if not text.partial:  # whose columns are not ids
             special = marked(own["xtc_special_tokens"], scores.shape[-1])
             special = special if text.eos is None else special | marked(text.eos, scores.shape[-1])
             acts = acts & ~(removed & special[:, None]).any(axis=-1)

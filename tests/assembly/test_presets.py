@@ -27,7 +27,7 @@ def test_a_preset_sets_fields_and_the_lines_own_go_before_it():
     "line,message",
     [
         ("eagle3:preset=big", "has the presets paper and small, not 'big'"),
-        ("eagle3:preset=paper,expander=chain", "preset=paper chooses the tree, and expander another"),
+        ("eagle3:preset=paper,expander=chain", "preset=paper and expander both choose the tree"),
         ("prompt_lookup:preset=paper", "has no field 'preset'"),
         ("kangaroo:preset=paper,frob=1", "has no field 'frob'"),
     ],

@@ -154,7 +154,7 @@ def test_what_does_not_fit_says_what_does(plan):
         (("--tokens-per-step", 0), "--tokens-per-step"),
         (("--config", "nowhere.json"), "nowhere.json"),
         (("--drafter", "frob"), "unknown drafter 'frob'; choose none"),
-        (("--decode", "beam"), "a plan is of one step with a drafter or a policy, and 'beam' has no such step"),
+        (("--decode", "beam"), "a plan needs a step with a drafter or a policy, and 'beam' has no such step"),
         (("--decode", "frob"), "unknown way to decode 'frob'; choose plain"),
     ],
     ids=lambda words: " ".join(map(str, words)) if isinstance(words, tuple) else "",

@@ -122,9 +122,9 @@ def test_what_two_models_that_take_turns_do_not_go_with(options, said):
 
 def test_a_pair_needs_its_small_model():
     for way in (SpecReason(), SpeculativeThinking(), EntropyAdaptive()):
-        with pytest.raises(ValueError, match="is of two models: name the small one with small=MODEL"):
+        with pytest.raises(ValueError, match="needs two models: name the small one with small=MODEL"):
             specjax.generate(LARGE, "a", decode=way)
-    with pytest.raises(ValueError, match="spec_reason is of two models: name the small one"):
+    with pytest.raises(ValueError, match="spec_reason needs two models: name the small one"):
         SpecReason()(LARGE, ["a"])
     with pytest.raises(ValueError, match="prompt by itself: leave the shared prefix out"):
         engine = Engine(LARGE, AStar())

@@ -147,7 +147,7 @@ def test_bad_heads_are_refused():
         Eagle3(inner=-1).bind(TARGET)
     with pytest.raises(ValueError, match="eagle3: 6 heads are no multiple of 4 kv_heads: choose both"):
         Eagle3(heads=6).bind(TARGET)
-    with pytest.raises(ValueError, match="dflash: head_dim=5 does not go with the rope"):
+    with pytest.raises(ValueError, match="dflash: head_dim=5 does not fit the rope"):
         DFlash(head_dim=5).bind(TARGET)
     with pytest.raises(ValueError, match="increasing layers"):
         Eagle3(taps=(0, 3)).bind(TARGET)

@@ -195,7 +195,7 @@ BAD = {
     "num_centroids must be a positive integer": {"num_centroids": 0},
     "num_centroids 7, of which": {"num_centroids": 7},
     "the assistant reads 95 tokens": {"text_config": {"vocab_size": 95}},
-    "an assistant shares those of all": {"text_config": {"num_kv_shared_layers": 1}},
+    "an assistant shares the keys of all layers": {"text_config": {"num_kv_shared_layers": 1}},
     "enable_moe_block is True": {"text_config": {"enable_moe_block": True}},
     "a head of another kind": {"architectures": ["PEagleGemma4Assistant"]},
     "q_proj.weight has shape": {"text_config": {"head_dim": 4}},

@@ -90,7 +90,7 @@ def test_prompt_tokens_are_read_with_the_published_trees(tmp_path):
 @pytest.mark.parametrize(
     "change,chosen,message",
     [
-        ({"use_prefix_tuning": True}, {}, "use_prefix_tuning is True; prompt tokens with False are read"),
+        ({"use_prefix_tuning": True}, {}, "use_prefix_tuning is True; only prompt tokens with False are"),
         ({"aggregation_type": "weighted"}, {}, "aggregation_type is 'weighted'"),
         ({"num_exits": 2}, {}, "num_exits is 2"),
         ({"vt_attention_type": "encoder"}, {}, "vt_attention_type is 'encoder'"),
@@ -151,7 +151,7 @@ def adapted(tensors, x):
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; adapters of one are read"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; only adapters of one are read"),
         ({"hidden_size": 32}, "32 wide and 'toy' 64: it belongs to another target"),
         ({"vocab_size": 99}, "reads 99 tokens, 'toy' has 96"),
     ],

@@ -30,11 +30,11 @@ def test_what_it_is_for():
     assert params is None and drafter.nodes == 6 and drafter.bind(TARGET).target.cache_dtype == "float8_e4m3fn"
     rings = dataclasses.replace(TARGET, ahead=8)
     assert drafter.bind(rings).target.ahead is None
-    with pytest.raises(ValueError, match="makes another cache of its target, and a Table has no other"):
+    with pytest.raises(ValueError, match="needs a second kind of cache for its target, and a Table has only one"):
         drafter.bind(Table())
     with pytest.raises(ValueError, match="unknown cache_dtype 'int2'"):
         SmallCache("int2").bind(TARGET)
-    with pytest.raises(ValueError, match="the same cache twice, in int8"):
+    with pytest.raises(ValueError, match="both have a cache in int8"):
         SmallCache("int8").bind(dataclasses.replace(TARGET, cache_dtype="int8"))
-    with pytest.raises(ValueError, match="which the cache EMS is to forget: leave one out"):
+    with pytest.raises(ValueError, match="and the cache EMS forgets: leave one out"):
         SmallCache().bind(dataclasses.replace(TARGET, old=EMS()))

@@ -27,7 +27,7 @@ def test_samples_that_agree_are_worth_one_and_samples_that_differ_are_worth_more
     assert wilson(agreed, 8) == wilson(agreed, 1)
     assert wilson(np.full(100, 0.5), 8) == pytest.approx(tuple(binomtest(400, 800).proportion_ci(0.95, "wilson")))
     assert wilson(shares(100, 100), 8) == wilson(shares(100, 100))
-    with pytest.raises(ValueError, match="no questions"):
+    with pytest.raises(ValueError, match="at least one question"):
         wilson(np.zeros(0))
 
 

@@ -162,7 +162,7 @@ def test_measured_rates_are_what_a_plan_counts_with(tmp_path):
     [
         ("no json", "no file of measured rates"),
         ("{}", "no file of measured rates"),
-        ('{"rates": {"v5e": {"flops": 1.0}}}', "has nothing of a h100; it has v5e"),
+        ('{"rates": {"v5e": {"flops": 1.0}}}', "has no rates of a h100; it has v5e"),
         ('{"rates": {"h100": {"flops": -1.0}}}', "flops of h100 must be a number above 0, not -1.0"),
         ('{"rates": {"h100": {"flops": "fast"}}}', "no file of measured rates"),
     ],

@@ -120,7 +120,7 @@ def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
     ask = dict(prompts=[[5, 6, 7, 8]], max_new_tokens=12, drafter="none", sampling=Sampling(ignore_eos=True))
     (got,) = specjax.generate(models.load(str(folder), adapter=tmp_path / "lora"), **ask)
     assert got.tokens == specjax.generate(str(whole), **ask)[0].tokens != specjax.generate(str(folder), **ask)[0].tokens
-    with pytest.raises(ValueError, match="adapter, longest and revision are for a model that is read"):
+    with pytest.raises(ValueError, match="adapter, longest and revision have no effect on a loaded model"):
         models.load(models.load(folder), adapter=tmp_path / "lora")
 
 
@@ -185,8 +185,8 @@ def test_heads_are_trained_and_checked_for_the_merged_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("config", "said"),
     (
-        ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported; LORA is merged"),
-        ({"use_dora": True}, "use_dora True is not supported; plain LoRA"),
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported; only LORA can be merged"),
+        ({"use_dora": True}, "use_dora True is not supported; only plain LoRA"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not supported"),
         ({"bias": "all"}, "bias 'all' is not supported"),
         ({"alpha_pattern": {"q": 3}}, "alpha_pattern {'q': 3} is not supported"),

@@ -239,12 +239,12 @@ def test_who_may_have_one():
     for plan, error in (
         ("beam:cache=ems", "decode 'beam' has no field 'cache'"),
         ("plain:cache=prefix", "unknown cache of an autoregressive model 'prefix'; choose ems, gear, spatten"),
-        ("plain:cache=ems,steer=(guidance:scale=2)", "EMS keeps plain numbers of a model .* not of a "),
+        ("plain:cache=ems,steer=(guidance:scale=2)", "EMS is for plain caches of models .* not of a "),
         ("plain:cache=(ems:budget=65)", "ems needs a chunk of at least 1, a budget of some chunks"),
     ):
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, plan)
-    with pytest.raises(ValueError, match="EMS keeps plain numbers of a model .* not in int8"):
+    with pytest.raises(ValueError, match="EMS is for plain caches of models .* not in int8"):
         Engine(models.load(engine.model, cache_dtype="int8"), Plain(cache="ems"))
     windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
     forgetful = dataclasses.replace(TARGET, old=EMS())
@@ -253,7 +253,7 @@ def test_who_may_have_one():
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
         (
             lambda: GEAR(bits=2).init(changed(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),
-            "6 numbers of a head",
+            "a head's 6 numbers",
         ),
         (
             lambda: specjax.speculative(forgetful).empty({"target": {}}, 1, 64, jnp.float32),

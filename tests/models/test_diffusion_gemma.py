@@ -198,5 +198,5 @@ def test_another_sampler_is_refused():
 
 def test_what_the_encoder_does_not_read_is_refused(model):
     block = Block(jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32))
-    with pytest.raises(ValueError, match="reads whole blocks"):
+    with pytest.raises(ValueError, match="reads nothing but whole blocks"):
         model.lm(model.params, block, None, wants=Wants(final=True), past=1)

@@ -224,7 +224,7 @@ def test_a_bad_sdar_moe_folder_is_one_clear_error(sdar, tmp_path, changes, said)
         ({"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
         ({"moe_layer_freq": [1, 1]}, "moe_layer_freq must have a number for each layer"),
         ({"expert_intermediate_size": 0}, "positive integers for: expert_intermediate_size"),
-        ({"partial_rotary_factor": 0.5}, "only whole heads are rotated"),
+        ({"partial_rotary_factor": 0.5}, "only ropes over whole heads are supported"),
         ({"qk_layernorm": False}, "unused model.layers.0.self_attn.k_norm.weight"),
         ({"mask_token_id": V}, "outside the vocabulary of 48"),
     ),

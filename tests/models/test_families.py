@@ -173,7 +173,7 @@ def test_a_model_is_written_as_the_family_that_was_read():
         (
             "granitemoehybrid",
             {"layers_block_type": ["attention"] * 7 + ["linear_attention"]},
-            "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read where all 8 are attention",
+            "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read if all 8 are attention",
         ),
         ("granitemoehybrid", {"layer_types": ["attention"] * 8}, "num_local_experts 8 is not supported"),
         (

@@ -118,7 +118,7 @@ WRONG = {
     ),
     "no model": ({"keys": ()}, "does not name an architecture"),
     "architecture": (
-        {"keys": (key("general.architecture", 8, text("rwkv7")),)}, "has the architecture 'rwkv7'; of GGUF files are read",
+        {"keys": (key("general.architecture", 8, text("rwkv7")),)}, "has the architecture 'rwkv7'; supported are",
     ),
     "no size": ({}, "llama.attention.head_count must be a positive number, not None"),
     "no table": ({"tensors": ()}, "has no token_embd.weight"),
@@ -197,7 +197,7 @@ def test_a_rope_of_llama_3_is_found_from_its_divisors(tmp_path):
         assert found["factor"] == factor
         named = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         np.testing.assert_allclose([found[name] for name in named], [1.0, high / low, original / low], rtol=1e-3)
-    with pytest.raises(ModelError, match="are those of no rope that is read"):
+    with pytest.raises(ModelError, match="match no supported rope"):
         ropes.llama3(np.linspace(1, 7, 64), 128, 500000.0, own)
     with pytest.raises(ModelError, match="has 32 numbers for 64 frequencies"):
         ropes.llama3(np.ones(32), 128, 500000.0, own)

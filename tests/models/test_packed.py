@@ -303,7 +303,7 @@ CHANGED = (  # a flag of a file that is turned alone, and what is said
     ("pack4", {"ignore": ["model.layers.0.mlp.up_proj"]}, "layers.0.mlp.up_proj is packed, but ignore"),
     ("pack4", {"ignore": ["re:("]}, r"quantization_config has 're:\('"),
     ("pack4", {"ignore": "lm_head"}, "ignore must be a list of names, not 'lm_head'"),
-    ("pack4", {"targets": ["re:.*mlp.*"]}, "self_attn.*_proj is packed, but none of the targets"),
+    ("pack4", {"targets": ["re:.*mlp.*"]}, "self_attn.*_proj is packed, but no target"),
     ("pack4", {"transform_config": {"r1": {}}}, "transform_config .* are not read"),
     ("pack4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity format 'sparse-24-bitmask'"),
     ("pack4", {"quant_method": "fp6"}, "quant_method 'fp6'; weights are read in float32"),

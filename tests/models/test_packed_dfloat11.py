@@ -199,7 +199,7 @@ WRONG = (  # fields of the config, or tensors, that are not what they were; and 
     ({"threads_per_block": [256]}, {}, r"threads_per_block \[256\] are not read"),
     ({"pattern_dict": {"(": []}}, {}, "dfloat11_config has pattern_dict"),
     ({"pattern_dict": {"lm_head": "all"}}, {}, "lm_head must be a list of names, not 'all'"),
-    ({"pattern_dict": {"lm_head": []}}, {}, "is packed, but no pattern of dfloat11_config is its name"),
+    ({"pattern_dict": {"lm_head": []}}, {}, "is packed, but no pattern of dfloat11_config matches its name"),
     ({"pattern_dict": CONFIG["pattern_dict"] | {r"model\.layers\.\d+": NAMES[:6]}}, {}, r"split_positions is I64 \[6\], not"),
     ({"pattern_dict": CONFIG["pattern_dict"] | {r"model\.layers\.\d+": NAMES[::-1]}}, {}, "has shape .* config.json says"),
     ({}, {"gaps": None}, f"missing {LAYER}.gaps"),

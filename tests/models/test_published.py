@@ -215,7 +215,7 @@ BAD = [
         r"fc.weight has shape \[64, 128\]",
     ),
     ("medusa", lambda c, t: t.pop("1.0.linear.weight"), "missing 1.0.linear.weight"),
-    ("hydra", lambda c, t: c.update(hydra_head_arch="cross-attention"), "read are grounded mlp and prefix-mlp"),
+    ("hydra", lambda c, t: c.update(hydra_head_arch="cross-attention"), "supported are grounded mlp and prefix-mlp"),
     ("hydra++", lambda c, t: t.pop("prefix_embeding_layer.norm.weight"), "missing prefix_embeding_layer.norm.weight"),
 ]
 

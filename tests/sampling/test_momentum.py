@@ -47,7 +47,8 @@ def test_takes_what_the_released_rule_takes(k):
 def test_of_greedy_rows_alone():
     model = TARGET, params_of(NoDrafter())["target"]
     with pytest.raises(
-        ValueError, match="^momentum_alpha chooses the token itself: leave the temperature at 0, or it out"
+        ValueError,
+        match="^momentum_alpha chooses the token itself: leave the temperature at 0, or leave momentum_alpha out",
     ):
         Engine(model, drafter="none").request([1], momentum_alpha=0.2, temperature=0.5)
     with pytest.raises(ValueError, match="^momentum_alpha chooses the token itself: leave it out, or decode otherwise"):

@@ -225,7 +225,7 @@ NOT_TOGETHER = (
     ({"temperature": 0.5}, "a beam search draws no token: leave temperature out"),
     ({"stop": "."}, "leave the stop strings out"),
     ({"logprobs": True}, "records of a beam search carry a score"),
-    ({"num_return_sequences": 3}, "a beam search of 2 texts has no more of them: .* or lower num_return_sequences"),
+    ({"num_return_sequences": 3}, "a beam search keeps only 2 texts: .* or lower num_return_sequences"),
     ({"decode": "beam:num_beams=0"}, "must be whole numbers from 1 on"),
     ({"length_penalty": 2.0}, "it is in decode here, such as beam:num_beams=4,length_penalty="),
     ({"model": "tiny-diffusion"}, "a diffusion model, and a beam search writes from left to right"),

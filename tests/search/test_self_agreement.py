@@ -109,7 +109,7 @@ REFUSED = (
     ({}, {"temperature": 1.0, "prompts": [[1, 2]]}, "give texts or chats, not ids"),
     ({"samples": 40}, {"temperature": 1.0}, "positions, and large has 512: lower samples or max_new_tokens"),
     ({"samples": 0}, {}, "samples must be a whole number from 1 on"),
-    ({"each": "x"}, {}, "each has no {answer}"),
+    ({"each": "x"}, {}, "each must hold {answer}"),
 )
 
 

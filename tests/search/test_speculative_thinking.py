@@ -262,7 +262,7 @@ def test_the_defaults_are_the_authors():
 def test_what_it_does_not_take():
     with pytest.raises(ValueError, match="peek must be a whole number from 1 on, got 0"):
         dataclasses.replace(METHOD, peek=0)
-    with pytest.raises(ValueError, match="has no tokenizer, and a text is to be read"):
+    with pytest.raises(ValueError, match="has no tokenizer to read a text with"):
         METHOD(dataclasses.replace(LARGE, tokenizer=None), PROMPTS)
 
 

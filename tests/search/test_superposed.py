@@ -299,7 +299,7 @@ REFUSED = (
     ({"decode": "superposed:steer=(guidance:scale=2)"}, "decode 'superposed' has no field 'steer'"),
     (
         {"num_return_sequences": 3},
-        "superposed decoding of 2 texts has no more of them: .* or lower num_return_sequences",
+        "superposed decoding keeps only 2 texts: .* or lower num_return_sequences",
     ),
     ({"logprobs": True}, "records of superposed decoding carry a score"),
     ({"stop": "."}, "leave the stop strings out"),

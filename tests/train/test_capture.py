@@ -173,7 +173,7 @@ def test_a_stopped_capture_goes_on_and_its_folder_is_the_same(run, refused, file
         patched.setattr(os, "replace", dies)
         assert run(*go)[0] == 130
     out = ["--output", tmp_path / "out"]
-    assert "is not whole, rows-00002.safetensors is missing" in refused(
+    assert "is incomplete, rows-00002.safetensors is missing" in refused(
         "train", "eagle3", "--features", tmp_path / "stopped", *out
     )
     status, err = run(*go)

@@ -166,7 +166,7 @@ def test_nothing_of_a_long_text_is_lost(model, tmp_path):
         (({"tokens": [99999]},), "token id 99999 is outside the vocabulary of 1536"),
         (({"prompt": "", "completion": "x"},), "line 1: empty text"),
         (({"messages": []},), "line 1: messages must be a list of objects"),
-        (({"messages": [{"role": "user", "content": "x"}]},), "without an answer of the assistant"),
+        (({"messages": [{"role": "user", "content": "x"}]},), "in which the assistant answers nothing"),
         (({"messages": [{"role": "user"}, {"role": "assistant", "content": "x"}]},), "every message must be an object"),
         (({"prompt": "x", "error": "failed"},), "the record of a failed completion"),
     ],

@@ -1,5 +1,4 @@
-"""Cache policies: what a pass over the canvas computes anew. A line per method, in the order in which they are
-listed."""
+"""Cache policies: what a pass over the canvas recomputes. One line per method, in the order in which they are listed."""
 # isort: skip_file
 
 from specjax.diffusion.cache.none import NoCache as NoCache

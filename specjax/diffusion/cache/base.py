@@ -1,7 +1,7 @@
-"""The contract of a cache policy: which positions of the canvas a forward pass computes anew.
+"""The contract of a cache policy: which positions of the canvas a forward pass recomputes.
 
-The keys and values of the others are those of the pass that computed them last, when other tokens may have been known. That is
-what every cache of a bidirectional model approximates (Fast-dLLM, arXiv:2505.22618, section 3.2).
+The keys and values of the other positions come from the last pass that computed them, when other tokens may have been
+known. Every cache of a bidirectional model is this approximation (Fast-dLLM, arXiv:2505.22618, section 3.2).
 """
 
 import abc
@@ -18,7 +18,7 @@ from specjax.arrays import Array, Bool, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Canvas:
-    """What a cache policy may look at. `L` denotes the canvas.
+    """The part of a canvas's state that a cache policy may read. `L` denotes the canvas.
 
     Attributes:
       masked: `[B, L]` bool, the open positions below each row's limit.
@@ -29,7 +29,8 @@ class Canvas:
       width: of a block; the last one of a row may be shorter.
       step: `[B]` int32, forward passes over the active block before this one.
       passes: `[B]` int32, forward passes before this one.
-      plan: `[B, L]` int32, what this pass will commit, 0 for the first, L for nothing; None where predictions decide.
+      plan: `[B, L]` int32, the order of this pass's commits: 0 for the first, L for positions that it will not commit;
+        None if predictions decide.
     """
 
     masked: Bool[Array, "B L"]
@@ -49,9 +50,10 @@ class Canvas:
 
 
 class Cache(abc.ABC):
-    """Chooses what to compute anew. Implementations are frozen dataclasses.
+    """Chooses what to recompute. Implementations are frozen dataclasses.
 
-    Whatever it says, a row's first pass computes everything, and every pass what its logits are read from.
+    Whatever the choice, a row's first pass computes everything, and every pass computes the positions whose logits are
+    read.
     """
 
     about: ClassVar[Named] = None
@@ -59,41 +61,44 @@ class Cache(abc.ABC):
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is ever reused; without, no keys and values are stored."""
+        """Whether anything is ever reused; if not, no keys and values are stored."""
         return True
 
     @property
     def seeds(self) -> bool:
-        """Whether the pass that enters a block commits its first token alone, of a model whose logits are shifted."""
+        """Whether, for a model with shifted logits, the pass that enters a block commits only its first token."""
         return False
 
     @property
     def steady(self) -> bool:
-        """Whether the pass that enters a block computes all, and those after it always the same positions."""
+        """Whether the pass that enters a block computes everything, and later ones always the same positions."""
         return False
 
     @property
     def chooses(self) -> float:
-        """The share of the new text that each layer computes anew besides: those positions whose values moved most."""
+        """The share of the new text that each layer recomputes in addition: the positions whose values moved most."""
         return 0.0
 
     def most(self, width: int, size: int) -> int:
-        """How many positions a pass that does not compute all computes at most: of a block and its neighbour, `width`, and of a
-        canvas of `size`."""
+        """How many positions a partial pass computes at most, for a block and its neighbour of `width`, and a canvas of
+        `size`.
+        """
         return size
 
     @abc.abstractmethod
     def active(self, canvas: Canvas) -> Array:
-        """The positions to compute anew, `[B, L]` bool."""
+        """The positions to recompute, `[B, L]` bool."""
 
 
 def every(canvas: Canvas, when: Array) -> Array:
-    """All positions of the rows `when` `[B]`, none of the others, `[B, L]` bool."""
+    """All positions of the rows `when` `[B]` and none of the others, `[B, L]` bool."""
     return jnp.broadcast_to(when[:, None], canvas.masked.shape)
 
 
 def widths(block: int, capacity: int, growth: int = 2) -> tuple[int, ...]:
-    """Static sizes of a pass: the block and its neighbour, and so many times that, up to the canvas; of a growth of 0 none."""
+    """Static sizes of a pass: the block and its neighbour, and repeatedly `growth` times that, up to the canvas; with
+    growth 0 none.
+    """
     sizes, size = [], block + 1
     while growth and size < capacity:
         sizes.append(size)

@@ -13,10 +13,10 @@ from specjax.diffusion.unmask.base import ranks
 
 @dataclasses.dataclass(frozen=True)
 class Delayed(Cache):
-    """dKV-Cache-Decode: open positions and those just decoded are computed anew, the first two passes of a block compute all.
+    """dKV-Cache-Decode: recomputes open positions and those just decoded; the first two passes of a block compute everything.
 
     Attributes:
-      refresh: passes over a block between two that compute everything; 1 is no cache.
+      refresh: the interval, in passes over a block, at which everything is computed; 1 is no cache.
     """
 
     about = About("delayed", "reuses known tokens, from one pass after they became known", "arXiv:2505.15781", "lossy")
@@ -32,15 +32,15 @@ class Delayed(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(Cache):
-    """dKV-Cache-Greedy: what comes next, what was just decoded, and open neighbours of the former.
+    """dKV-Cache-Greedy: recomputes the next positions, those just decoded, and open neighbours of the next ones.
 
-    What comes next is known beforehand where positions are written in a drawn order (`fixed:rule=order`), as in the published
-    sampler. Where predictions decide, all open positions of the active block may come next, and the neighbours are those of
-    what was just decoded.
+    The next positions are known beforehand if positions are written in a drawn order (`fixed:rule=order`), as in the
+    published sampler. If predictions decide, all open positions of the active block count as next, and the neighbours
+    are those of the positions just decoded.
 
     Attributes:
       refresh: as in `Delayed`.
-      reach: how many open neighbours of each position that comes next; where predictions decide, how far they may be away.
+      reach: how many open neighbours of each next position; if predictions decide, how far away they may be.
     """
 
     about = About(
@@ -68,7 +68,7 @@ class Greedy(Cache):
         return canvas.fresh | near | (canvas.masked & canvas.inside)
 
     def _near_planned(self, canvas):
-        """For each position of the plan, one after the other, the nearest open ones not asked for yet, the left one first."""
+        """For each position of the plan in turn, the nearest open positions that were not asked for yet, left before right."""
         planned = canvas.plan < canvas.plan.shape[1]
         if not self.reach:
             return canvas.fresh | planned

@@ -1,4 +1,6 @@
-"""Fast-dLLM's caches: of the prefix, or of all but the block, as they were when the block began (arXiv:2505.22618, 3.2)."""
+"""Fast-dLLM's caches: of the prefix, or of everything outside the block, as it was when the block began
+(arXiv:2505.22618, 3.2).
+"""
 
 import dataclasses
 
@@ -8,11 +10,13 @@ from specjax.diffusion.cache.base import Cache, every
 
 @dataclasses.dataclass(frozen=True)
 class Dual(Cache):
-    """Reuses everything outside the active block; the pass that enters a block computes all. Where logits are shifted (Dream),
-    that pass commits the block's first token alone, however sure the others are.
+    """Reuses everything outside the active block; the pass that enters a block computes everything.
+
+    With shifted logits (Dream), that pass commits only the block's first token, however sure the others are.
 
     Attributes:
-      refresh: passes over a block between two that compute everything; 0: the first alone does. 1 is no cache.
+      refresh: the interval, in passes over a block, at which everything is computed. 0: only the first pass does. 1 is
+        no cache.
     """
 
     about = About("dual", "reuses all but the block, while it lasts", "arXiv:2505.22618, section 3.2", "lossy")
@@ -39,8 +43,9 @@ class Dual(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Cache):
-    """Reuses what lies before the active block; the block and all that follows are computed anew. A block is entered as in
-    `Dual`.
+    """Reuses what lies before the active block; recomputes the block and everything after it.
+
+    A block is entered as in `Dual`.
 
     Attributes:
       refresh: as in `Dual`.
@@ -68,11 +73,11 @@ class Prefix(Cache):
 
 
 def check_refresh(policy, least):
-    """Raises ValueError where a policy's `refresh` is below the least."""
+    """Raises ValueError if a policy's `refresh` is below the least value."""
     if policy.refresh < least:
         raise ValueError(f"refresh must be at least {least}, got {policy}")
 
 
 def due(step, every):
-    """Whether pass number `step` is the first, or a multiple of `every` where that is not 0."""
+    """Whether pass number `step` is the first, or a multiple of `every` if that is not 0."""
     return (step == 0) | (step % every == 0) if every else step == 0

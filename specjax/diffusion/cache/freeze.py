@@ -8,10 +8,11 @@ from specjax.diffusion.cache.base import Cache
 
 @dataclasses.dataclass(frozen=True)
 class Freeze(Cache):
-    """Computes what follows the last finished block; the pass that enters a block, that finished one once more as well.
+    """Recomputes what follows the last finished block; the pass that enters a block recomputes that finished block once more.
 
     Attributes:
-      window: how far beyond the active block; the positions after it are computed when a block is entered. 0: to the end.
+      window: how far beyond the active block; positions after it are computed only when a block is entered. 0: to the
+        end.
     """
 
     about = About("freeze", "freezes finished blocks for good", "arXiv:2505.21467", "lossy")

@@ -1,4 +1,6 @@
-"""Refreshes at fixed intervals, the prompt's longer than the response's (dLLM-Cache, arXiv:2506.06295, section 3.2)."""
+"""Refreshes at fixed intervals, a longer one for the prompt than for the response (dLLM-Cache, arXiv:2506.06295,
+section 3.2).
+"""
 
 import dataclasses
 
@@ -8,14 +10,15 @@ from specjax.diffusion.cache.base import Cache, every
 
 @dataclasses.dataclass(frozen=True)
 class Interval(Cache):
-    """Computes the prompt every `prompt` passes, the response every `response`, and in between what moved most, or without a
-    `share` the active block.
+    """Recomputes the prompt every `prompt` passes and the response every `response` passes.
+
+    In between it recomputes the positions that moved most, or the active block if `share` is 0.
 
     Attributes:
-      prompt: passes between two that compute the prompt.
-      response: passes between two that compute all that follows it.
-      share: of the response, how many positions each layer computes in between: those whose values are least like those of
-        before; the paper has 0.25. 0: the active block in their place.
+      prompt: the interval, in passes, at which the prompt is computed.
+      response: the interval, in passes, at which everything after the prompt is computed.
+      share: of the response, how many positions each layer computes in between: those whose values changed most. The
+        paper has 0.25. 0: the active block instead.
     """
 
     about = About(
@@ -46,13 +49,14 @@ class Interval(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Vicinity(Cache):
-    """Computes the active block and its neighbours, and everything in the first passes over a text and when a block is entered
-    (dInfer, 2025).
+    """Recomputes the active block and its neighbours (dInfer, 2025).
+
+    The first passes over a text, and the pass that enters a block, compute everything.
 
     Attributes:
       before: neighbours on the left.
       after: neighbours on the right.
-      warmup: passes over a text that compute everything, before one more that does so for the cache.
+      warmup: how many passes over a text compute everything, before one more that does so for the cache.
     """
 
     about = About("vicinity", "computes the block and its neighbours", "dInfer 2025", "lossy")

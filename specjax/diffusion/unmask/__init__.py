@@ -1,5 +1,7 @@
-"""Unmask policies: which of a block's predictions to commit. A file and a line per method; what `specjax.diffusion` has
-too is listed in its order."""
+"""Unmask policies: which of a block's predictions to commit. One file and one line per method.
+
+Methods that `specjax.diffusion` exports too are listed in its order.
+"""
 # isort: skip_file
 
 from specjax.diffusion.unmask.threshold import Threshold as Threshold

@@ -13,15 +13,16 @@ from specjax.about import Named
 from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.sharding.rules import replicated
 
-if TYPE_CHECKING:  # what is loaded when it is asked for
+if TYPE_CHECKING:  # imported only when it is needed
     from specjax.objectives.base import Objective
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """What the model predicts besides the active block: for `N` positions, all of the canvas or, of a model whose blocks do not
-    see later ones, the block.
+    """The model's predictions beyond the active block, for `N` positions.
+
+    These are all of the canvas, or the block if the model's blocks do not see later ones.
 
     Attributes:
       at: `[B, N]` int32, the positions.
@@ -29,9 +30,9 @@ class Overview:
       log_probs: `[B, N, V]` float32, see `Guess`.
       log_own: `[B, N, V]` float32, see `Guess`.
       noise: `[B, N]` float32 in [0, 1), this pass's uniforms.
-      read: `[B, N]` bool, the positions whose predictions are of this pass.
+      read: `[B, N]` bool, the positions that this pass predicted.
       known: `[B, N]` bool, the new text's positions that hold a token.
-      open: `[B, N]` bool, those that were read and do not.
+      open: `[B, N]` bool, the positions that were read and hold no token.
       ends: `[B, N]` bool, whether an end of text is predicted.
       place: `[B, N]` int32, the positions, counted from the end of the prompt.
       after: `[B]` int32, the first position after the active block.
@@ -57,27 +58,28 @@ class Overview:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """What the model predicts for a row's active block of W positions, after one forward pass.
+    """The model's predictions for a row's active block of W positions, after one forward pass.
 
     Attributes:
       tokens: `[B, W]` int32, the predicted ids, never the mask id; -1 where the logits are not finite.
-      log_probs: `[B, W, V]` float32, log-probabilities that confidences are taken from, without the mask id: the
-        model's own, or those after temperature and filters, see `Unmask.warped`.
+      log_probs: `[B, W, V]` float32, log-probabilities for computing confidences, without the mask id: the model's own,
+        or those after temperature and filters, see `Unmask.warped`.
       masked: `[B, W]` bool, the positions that may be committed.
       committed: `[B, W]` bool, those committed in earlier passes over this block.
       step: `[B]` int32, forward passes over this block before this one.
-      entry: `[B]` int32, how many positions were masked when the block began; where blocks count from the beginning of the
+      entry: `[B]` int32, how many positions were masked when the block began; if blocks count from the beginning of the
         text, how many it has, masked or not.
       noise: `[B, W]` float32 in [0, 1), this pass's uniforms.
-      sampled: `[B]` bool, whether the tokens were drawn; else they are the likeliest.
+      sampled: `[B]` bool, whether the tokens were drawn; otherwise they are the likeliest.
       current: `[B, W]` int32, the ids that stand there now.
-      weights: `params["unmask"]`, of a policy that was trained, or None.
-      overview: of a policy that looks at the `whole` canvas, or None.
+      weights: `params["unmask"]`, for a trained policy, or None.
+      overview: for a policy that looks at the `whole` canvas, or None.
       log_own: `[B, W, V]` float32, the model's own log-probabilities, whatever `log_probs` is: no temperature, no
         filters, no mask id.
-      strict: whether a confidence must be above a threshold, as in the samplers of SDAR, LLaDA 2 and Fast-dLLM v2, or may equal
-        it, as in Fast-dLLM's.
-      rounded: how many positions a block has whose schedule is rounded pass by pass, see `scheduled_in`; 0: it is even.
+      strict: whether a confidence must be above a threshold, as in the samplers of SDAR, LLaDA 2 and Fast-dLLM v2, or
+        may equal it, as in Fast-dLLM's.
+      rounded: the number of positions of a block whose schedule is rounded pass by pass, see `scheduled_in`; 0 for an
+        even schedule.
     """
 
     tokens: Int[Array, "B W"]
@@ -99,18 +101,19 @@ class Guess:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a policy decided.
+    """The decision of a policy.
 
     Attributes:
       commit: `[B, W]` bool; only masked positions count.
-      score: `[B, W]` float32: where no masked position was chosen, the surest one is committed.
+      score: `[B, W]` float32: if no masked position was chosen, the one with the highest score is committed.
       tokens: `[B, W]` int32, what to write.
       reopen: `[B, W]` bool, committed positions of the block that become open again, or None.
-      besides: `[B, N]` int32, what is written at open positions of the overview besides, -1 for nothing; or None.
+      besides: `[B, N]` int32, tokens to write at further open positions, those of the overview, -1 for none; or None.
       undo: `[B, N]` bool, positions of the overview that become open again, or None.
       end: `[B]` int32, where the canvas is cut, or None.
-      edit: `[B, W]` bool, committed positions of the block that `tokens` are written over, or None.
-      stay: `[B]` bool, whether the block is read again though nothing of it is open, or None; of a policy that `edits`.
+      edit: `[B, W]` bool, committed positions of the block that `tokens` overwrite, or None.
+      stay: `[B]` bool, whether the block is read again although nothing of it is open, or None; for a policy that
+        `edits`.
     """
 
     commit: Bool[Array, "B W"]
@@ -125,15 +128,20 @@ class Choice:
 
 
 class Unmask(abc.ABC):
-    """Chooses what to commit. Implementations are frozen dataclasses; where it chooses nothing, the surest is committed."""
+    """Chooses what to commit. Implementations are frozen dataclasses. If it chooses nothing, the surest position is
+    committed.
+    """
 
     about: ClassVar[Named] = None
     """Its names in the registry."""
 
     @classmethod
     def objective(cls) -> "type[Objective] | None":
-        """What `specjax train` fits its parameters to, imported when it is asked for. Its field `policy` is the policy.
-        None: there are none, or they are not trained here."""
+        """The objective with which `specjax train` fits its parameters, imported when needed. Its field `policy` is the
+        policy.
+
+        None if there are no parameters, or none that are trained here.
+        """
         return None
 
     def param_shardings(self, mesh: jax.sharding.Mesh, params: Any) -> Any:
@@ -147,8 +155,9 @@ class Unmask(abc.ABC):
 
     @property
     def edits(self) -> bool:
-        """Whether it writes over committed tokens, and reads a block that has no open position, see `Choice`; such a policy
-        `revises`."""
+        """Whether it overwrites committed tokens and reads a block without open positions, see `Choice`; such a policy
+        `revises`.
+        """
         return False
 
     @property
@@ -158,13 +167,15 @@ class Unmask(abc.ABC):
 
     @property
     def lasting(self) -> bool:
-        """Whether its memory is of an overview's N positions and lasts as long as the row, not of a block."""
+        """Whether its memory is for an overview's N positions and lasts as long as the row, instead of for a block."""
         return False
 
     @property
     def warped(self) -> bool | None:
-        """Whether its confidences are probabilities after temperature and filters (True) or the model's own (False); None: as
-        in the model's published sampler, see `DiffusionDecoder.warped`."""
+        """Whether its confidences are probabilities after temperature and filters (True) or the model's own (False).
+
+        None: as in the model's published sampler, see `DiffusionDecoder.warped`.
+        """
         return None
 
     @property
@@ -174,60 +185,68 @@ class Unmask(abc.ABC):
 
     @property
     def ordered(self) -> bool:
-        """Whether a guess's noise is that of its positions, the same in every pass."""
+        """Whether a guess's noise belongs to its positions alone, the same in every pass."""
         return False
 
     @property
     def fills(self) -> bool:
-        """Whether the last block of a block-diffusion model is filled beyond a text's end and then cut, as in the samplers of
-        SDAR, TraDo, LLaDA 2 and Fast-dLLM v2; a policy's field `published` says so. Else what lies there stays masked."""
+        """Whether the last block of a block-diffusion model is filled beyond a text's end and then cut.
+
+        The samplers of SDAR, TraDo, LLaDA 2 and Fast-dLLM v2 do so; a policy's field `published` sets it. Otherwise
+        positions after the end stay masked.
+        """
         return getattr(self, "published", False)
 
     @property
     def room(self) -> int:
-        """How many positions of the new text it looks at, from the first on: a text must have as many."""
+        """How many of the new text's first positions it looks at; a text must have at least as many."""
         return 0
 
     def plan(self, noise: Array, masked: Array, step: Array, entry: Array) -> Array | None:
-        """What a pass will commit, of a policy that knows before it sees predictions: `[B, W]` int32, 0 for the first, W and
-        more for nothing; None: predictions decide. The arguments are those of a `Guess`."""
+        """What a pass will commit, for a policy that knows this before it sees predictions; the arguments are those of
+        a `Guess`.
+
+        `[B, W]` int32, 0 for the first, W or more for positions that it will not commit. None if predictions decide.
+        """
         return None
 
     def sees(self, memory: Any) -> Array | None:
-        """How many positions from the block's beginning on a pass sees `[B]` int32; None: all."""
+        """How many positions a pass sees, counted from the block's beginning, `[B]` int32; None for all."""
         return None
 
     @property
     def decoder(self) -> Any:
-        """The kind of `DiffusionDecoder` that decodes with it; None is that class itself."""
+        """The kind of `DiffusionDecoder` that decodes with it; None for `DiffusionDecoder` itself."""
         return None
 
     @property
     def block_decoder(self) -> Any:
-        """The kind of `BlockDiffusion` that decodes with it, of a policy with a `decoder`; None: no model of that kind is."""
+        """The kind of `BlockDiffusion` that decodes with it, for a policy with a `decoder`; None if models of that kind
+        are not supported.
+        """
         return None
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the decoder's parameters must hold besides the target's."""
+        """What the decoder's parameters must hold in addition to the target's."""
         return ()
 
     @property
     def width(self) -> int:
-        """The block length that it was made for; 0: any."""
+        """The block length that it was made for; 0 for any."""
         return 0
 
     def init(self, batch: int, width: int, vocab_size: int) -> Any:
-        """What the policy remembers of a block: a pytree whose leaves lead with `[B]`; reset where a row enters a block."""
+        """The policy's memory of a block: a pytree whose leaves lead with `[B]`; reset when a row enters a block."""
         return ()
 
     @abc.abstractmethod
     def __call__(self, guess: Guess, memory: Any) -> tuple[Choice, Any]:
-        """The choice, and what to remember."""
+        """The choice, and the new memory."""
 
 
 class Editing(Unmask):
-    """Writes over tokens that it committed."""
+    """Overwrites tokens that it committed."""
 
     @property
     def revises(self):
@@ -245,7 +264,7 @@ def confidence(guess: Guess | Overview) -> Array:
 
 
 def margin(guess: Guess | Overview) -> Array:
-    """The likeliest token's probability less the second's, `[B, W]` (Dream's `topk_margin`)."""
+    """The likeliest token's probability minus the second's, `[B, W]` (Dream's `topk_margin`)."""
     best = jnp.exp(jax.lax.top_k(guess.log_probs, 2)[0])
     return best[..., 0] - best[..., 1]
 
@@ -257,7 +276,7 @@ def negative_entropy(guess: Guess | Overview) -> Array:
 
 
 def random(guess: Guess | Overview) -> Array:
-    """This pass's uniforms, `[B, W]`: any position is as good as another (LLaDA's `random`)."""
+    """This pass's uniforms, `[B, W]`: every position is as good as any other (LLaDA's `random`)."""
     return guess.noise
 
 
@@ -267,17 +286,19 @@ RULES: dict[str, Callable[[Guess | Overview], Array]] = {
     "entropy": negative_entropy,
     "random": random,
 }
-"""How sure a prediction is, by the name of what is committed last."""
+"""How sure a prediction is, by the name of each rule."""
 
 
 def counted(guess: Guess) -> Array:
-    """How many positions of the block were open when it began `[B]`: those that are, or were committed."""
+    """How many positions of the block were open when it began `[B]`: those that are open, or were committed since."""
     return jnp.sum(guess.masked | guess.committed, axis=1)
 
 
 def scheduled(steps: int, passes: Array, entry: Array) -> Array:
-    """How many of a block's tokens `[B]` so many passes commit, where `steps` passes (0: `entry`) take as many each, and the
-    first ones the rest."""
+    """How many of a block's tokens `[B]` so many passes commit.
+
+    Each of `steps` passes (0: `entry`) takes the same number, and the first ones also the remainder.
+    """
     count = jnp.maximum(entry, 1) if steps == 0 else jnp.full_like(entry, steps)
     return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
 
@@ -289,8 +310,9 @@ def scheduled_in(steps: int, step: Array, entry: Array, rounded: int = 0) -> Arr
       steps: passes per block; 0: `entry`.
       step: `[B]` int32, passes before this one.
       entry: `[B]` int32, how many positions were open when the block began.
-      rounded: the most that may be; a pass then commits what is left over the passes that are left, rounded, and passes without
-        a token are left out (dLLM's samplers). 0: as many in each pass, and the first ones the rest.
+      rounded: the largest possible number. A pass then commits the remaining tokens divided by the remaining passes,
+        rounded; passes without a token are left out (dLLM's samplers). 0: as many in each pass, and the remainder in
+        the first ones.
     """
     if not (rounded and steps):
         return scheduled(steps, step + 1, entry) - scheduled(steps, step, entry)
@@ -299,7 +321,7 @@ def scheduled_in(steps: int, step: Array, entry: Array, rounded: int = 0) -> Arr
 
 
 def _rounded(steps, total):
-    """What each of so many passes commits: the published arithmetic, shares in float32 and halves to the even number."""
+    """The commits of each of so many passes: the published arithmetic, with shares in float32 and halves rounded to even."""
     counts = []
     for left in range(steps, 0, -1):
         open_after, open_before = (1 - (1 - np.float32(n / steps)) for n in (left - 1, left))

@@ -11,15 +11,15 @@ from specjax.diffusion.unmask.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class Credit(Wrapper):
-    """Tokens that were the likeliest in earlier passes gain probability; another policy then decides.
+    """Raises the probability of tokens that were the likeliest in earlier passes; another policy then decides.
 
-    A token's credit grows by `p ** gamma` in each pass in which it is the likeliest of an open position, and fades by `beta` a
-    pass. Its logit rises by `alpha * log(1 + credit)`.
+    A token's credit grows by `p ** gamma` in each pass in which it is the likeliest at an open position, and is
+    multiplied by `beta` per pass. Its logit rises by `alpha * log(1 + credit)`.
 
     Attributes:
       inner: decides on the raised distributions.
       alpha: 0 leaves them as they are.
-      beta: what remains of a credit after a pass.
+      beta: the share of a credit that remains after a pass.
       gamma: how much a pass's own confidence counts.
     """
 

@@ -10,23 +10,25 @@ from specjax.diffusion.unmask.base import RULES, Choice, Unmask, confidence, ran
 
 @dataclasses.dataclass(frozen=True)
 class Dream(Unmask):
-    """Noise falls linearly from 1 to `eps` in `steps` passes; each commits the share of open positions by which it falls.
+    """Noise falls linearly from 1 to `eps` in `steps` passes; each pass commits the share of open positions by which it falls.
 
-    `origin` commits every position with that probability; the others commit as many of the surest, rounded down, and all
-    that is open in the last pass. How sure a prediction is, the distribution after temperature and filters says. Counts
-    are each row's own, where the original takes the mean over its batch.
+    `origin` commits every position with that probability. The other rules commit that share of the positions, the
+    surest, rounded down, and all open positions in the last pass. The distribution after temperature and filters
+    decides how sure a prediction is. Counts are each row's own; the original takes the mean over its batch.
 
-    `threshold` is Fast-dLLM's rule for Dream (arXiv:2505.22618): a pass looks at the block's positions over `steps`, and as
-    many as earlier passes left over; of these the surest is committed, and what is sure enough. The rest is left over.
+    `threshold` is Fast-dLLM's rule for Dream (arXiv:2505.22618). A pass considers the block's positions divided by
+    `steps`, plus as many as earlier passes left over. It commits the surest of these, and all that are sure enough; the
+    rest is left over.
 
     Attributes:
       steps: passes per block.
-      rule: `origin`, `threshold`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
+      rule: `origin`, `threshold`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its
+        `topk_margin`).
       eps: the noise that is left.
-      alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for
-        `origin`, which is not sure of anything, and `threshold`.
-      threshold: of the rule of that name.
-      published: whether a pass in which nothing would be committed commits nothing, as in the original; else it commits one.
+      alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not
+        for `origin`, which ranks nothing, and not for `threshold`.
+      threshold: for the rule of that name.
+      published: whether a pass may commit nothing, as in the original; otherwise it commits at least one token.
     """
 
     about = About("dream", "Dream's sampler: a linear schedule", "arXiv:2508.15487", "own text")
@@ -60,7 +62,7 @@ class Dream(Unmask):
         return self.published
 
     def init(self, batch, width, vocab_size):
-        """How many tokens earlier passes left over `[B]`, of the rule `threshold`."""
+        """How many tokens earlier passes left over `[B]`, for the rule `threshold`."""
         return jnp.zeros((batch,), jnp.int32) if self.rule == "threshold" else ()
 
     def __call__(self, guess, memory):
@@ -71,10 +73,10 @@ class Dream(Unmask):
         share = jnp.where(guess.step >= self.steps - 1, 1.0, 1 - then / now)
         if self.rule == "origin":
             return Choice(guess.noise < share[:, None], -guess.noise, guess.tokens), memory
-        # a hair above the product, so that a whole number is not rounded down by the last bit
+        # slightly above the product, so that rounding in the last bit does not lower a whole number
         count = jnp.floor(guess.masked.sum(axis=-1) * share + 1e-4).astype(jnp.int32)
         score = RULES[self.rule](guess)
-        if self.alg_temp:  # the largest of noisy scores are such a draw (Gumbel top-k)
+        if self.alg_temp:  # the largest noisy scores are such a draw (Gumbel top-k)
             score = score / self.alg_temp - jnp.log(-jnp.log(guess.noise))
         return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
 

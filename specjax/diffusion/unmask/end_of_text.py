@@ -11,10 +11,11 @@ from specjax.diffusion.unmask.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class EndOfText(Wrapper):
-    """Another policy's choice. Where an end of text is predicted for an open position, anywhere in the canvas, nothing
-    after it is read or decoded any more, before it is written; of several the surest counts.
+    """Ends the canvas at the surest predicted end of text at an open position; otherwise another policy's choice.
 
-    Lossy: a later pass might not have predicted it, and the model takes notice of open positions after the end.
+    Nothing after that place is read or decoded any more, even before the end is written.
+
+    Lossy: a later pass might not have predicted it, and the model is influenced by open positions after the end.
 
     Attributes:
       inner: decides.

@@ -1,4 +1,4 @@
-"""Everything of little entropy: dParallel's decoding (arXiv:2509.26488)."""
+"""All predictions with little entropy: dParallel's decoding (arXiv:2509.26488)."""
 
 import dataclasses
 

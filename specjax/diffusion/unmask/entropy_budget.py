@@ -13,12 +13,13 @@ _SURE = ("entropy", "low_confidence", "margin")
 
 @dataclasses.dataclass(frozen=True)
 class EntropyBudget(Unmask):
-    """Commits the surest predictions, as many as keep the sum of their entropies without the largest within a budget. That
-    sum bounds what is lost by drawing them apart: their mutual information given the text so far.
+    """Commits the surest predictions, as many as keep the sum of their entropies, without the largest, within a budget.
+
+    That sum bounds what is lost by drawing them separately: their mutual information given the text so far.
 
     Attributes:
-      gamma: the budget in nats; 0 is one token per pass, and more only where all else is certain.
-      rule: what is surest, the paper's error proxy: `entropy`, `low_confidence` or `margin`.
+      gamma: the budget in nats; 0 is one token per pass, and more only if all others are certain.
+      rule: how sureness is measured, the paper's error proxy: `entropy`, `low_confidence` or `margin`.
     """
 
     about = About("eb", "the surest, as many as an entropy budget allows", "arXiv:2505.24857", "lossy")
@@ -42,11 +43,11 @@ class EntropyBudget(Unmask):
 
 
 def within_budget(entropy: jax.Array, score: jax.Array, budget: float) -> jax.Array:
-    """The surest positions, as many as have entropies `[B, W]` whose sum but for the largest is at most `budget`.
+    """The surest positions, as many as have entropies `[B, W]` whose sum without the largest is at most `budget`.
 
     Args:
       entropy: in nats.
-      score: `[B, W]`, the surest first, ties to the lower position; -inf for what comes last.
+      score: `[B, W]`, the surest first, ties to the lower position; -inf for positions that come last.
       budget: in nats.
     """
     order = jnp.argsort(-score, axis=-1, stable=True)

@@ -1,4 +1,6 @@
-"""The n surest while they hold together: Fast-dLLM's factor rule (arXiv:2505.22618, section 3.3, theorem 1)."""
+"""The n surest predictions, as long as they satisfy a joint bound: Fast-dLLM's factor rule (arXiv:2505.22618, section
+3.3, theorem 1).
+"""
 
 import dataclasses
 
@@ -10,13 +12,14 @@ from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks
 
 @dataclasses.dataclass(frozen=True)
 class Factor(Unmask):
-    """Commits the n surest predictions with `(n + 1) (1 - c_n) <= factor`, c_n the n-th largest probability. At 1 the argmax of
-    the product of the marginals is that of any joint distribution that has them.
+    """Commits the n surest predictions with `(n + 1) (1 - c_n) <= factor`, where c_n is the n-th largest probability.
+
+    At a factor of 1 the argmax of the product of the marginals is that of any joint distribution with these marginals.
 
     Attributes:
       factor: f.
-      published: whether the last candidate of a block is also taken where it alone fails, as the published loop does; else this
-        is the rule as the theorem has it.
+      published: whether the last candidate of a block is also taken if it alone fails, as in the published loop;
+        otherwise the rule is as in the theorem.
     """
 
     about = About("factor", "the n surest while (n + 1)(1 - c_n) <= factor", "arXiv:2505.22618, section 3.3", "lossy")

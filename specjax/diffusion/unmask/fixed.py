@@ -1,5 +1,4 @@
-"""A fixed number of tokens per step: LLaDA's sampler (Nie et al. 2025, arXiv:2502.09992) and Dream's rules for what is
-sure."""
+"""A fixed number of tokens per step: LLaDA's sampler (Nie et al. 2025, arXiv:2502.09992) and Dream's measures of sureness."""
 
 import dataclasses
 
@@ -15,8 +14,8 @@ class Fixed(Unmask):
 
     Attributes:
       steps: denoising steps per block; 0: as many as it has masks, one token each.
-      rule: a key of `RULES`, or `order`: at random, in an order that is drawn before the first pass, so that the cache `greedy`
-        knows what comes next (dKV-Cache-Greedy, arXiv:2505.15781).
+      rule: a key of `RULES`, or `order`: a random order, drawn before the first pass, so that the cache `greedy` knows
+        the next positions (dKV-Cache-Greedy, arXiv:2505.15781).
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 
@@ -53,7 +52,9 @@ class Fixed(Unmask):
         return guess.noise if self.ordered else RULES[self.rule](guess)
 
     def count(self, step, entry, rounded=0):
-        """How many tokens `[B]` pass number `step` commits. Where a block was entered with one token alone, the last pass makes
-        up for it."""
+        """How many tokens `[B]` pass number `step` commits.
+
+        If the pass that entered the block committed only one token, the last pass makes up for it.
+        """
         count = scheduled_in(self.steps, step, entry, rounded)
         return jnp.where(step >= self.steps - 1, entry, count) if self.steps else count

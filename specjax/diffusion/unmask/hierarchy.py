@@ -10,13 +10,13 @@ from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchy(Unmask):
-    """Commits what is sure, and of each run of neighbouring open positions the surest, where it is at least `low`.
+    """Commits every sure prediction, and the surest of each run of neighbouring open positions if it is at least `low`.
 
     Commits far from each other depend on each other least.
 
     Attributes:
-      threshold: probability at which a prediction is committed anyway.
-      low: probability asked of a run's surest; 1 or more is `Threshold`.
+      threshold: the probability at which a prediction is committed anyway.
+      low: the probability that a run's surest needs; 1 or more is `Threshold`.
     """
 
     about = About("hierarchy", "what is sure, and one token of every run of masks", "dInfer 2025", "lossy")
@@ -30,7 +30,7 @@ class Hierarchy(Unmask):
 
     @property
     def warped(self):
-        """The model's own probabilities, which dInfer takes with any model."""
+        """The model's own probabilities, which dInfer uses with any model."""
         return False
 
     def __call__(self, guess, memory):

@@ -1,4 +1,4 @@
-"""Two thresholds, one to write a token and one to write another in its place: LLaDA2.1's token editing (arXiv:2602.08676)."""
+"""Two thresholds, one to write a token and one to replace it: LLaDA2.1's token editing (arXiv:2602.08676)."""
 
 import dataclasses
 
@@ -10,17 +10,18 @@ from specjax.diffusion.unmask.base import Choice, Editing, confidence, ranks
 
 @dataclasses.dataclass(frozen=True)
 class JointThreshold(Editing):
-    """Commits every prediction surer than `threshold`, and writes those surer than `editing_threshold` over committed tokens of
-    the block that they differ from.
+    """Commits predictions surer than `threshold`, and overwrites committed tokens by differing ones surer than
+    `editing_threshold`.
 
-    A block without open positions is read again as long as a pass changes something, `max_post_steps` times at most, and is
-    final then. The prompt's tokens stay. The fields have the names of the published `generate`.
+    It overwrites only tokens of the block; the prompt's tokens stay. A block without open positions is read again as
+    long as a pass changes something, at most `max_post_steps` times; then it is final. The fields have the names of the
+    published `generate`.
 
     Attributes:
-      threshold: of an open position.
-      editing_threshold: of a committed one; 1 edits nothing.
+      threshold: for an open position.
+      editing_threshold: for a committed position; 1 edits nothing.
       max_post_steps: passes over a block that has no open position.
-      num_to_transfer: where fewer open positions than that are sure, as many of the surest are committed.
+      num_to_transfer: if fewer open positions than that are sure, this many of the surest are committed.
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 

@@ -11,12 +11,15 @@ from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 @dataclasses.dataclass(frozen=True)
 class LocalLeap(Unmask):
-    """Commits anchors, and around them what is at least `relaxed`. Anchors are tokens about to be committed, not known ones.
+    """Commits anchors, and near them every prediction of at least `relaxed`.
+
+    Anchors are tokens about to be committed, not known ones.
 
     Attributes:
-      anchor: probability of an anchor.
-      relaxed: probability asked for near one; equal to `anchor` it is `Threshold(anchor)`.
-      radius: how many positions away is near.
+      anchor: the probability of an anchor.
+      relaxed: the probability that a prediction near an anchor needs; equal to `anchor`, the rule is
+        `Threshold(anchor)`.
+      radius: how many positions away counts as near.
     """
 
     about = About("local_leap", "a lower threshold near very sure tokens", "arXiv:2510.07081", "lossy")

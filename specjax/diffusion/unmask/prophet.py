@@ -1,4 +1,4 @@
-"""Early commit: when the answer is settled, all that is open is committed (Prophet, arXiv:2508.19982)."""
+"""Early commit: once the answer is settled, all open positions are committed (Prophet, arXiv:2508.19982)."""
 
 import dataclasses
 
@@ -11,22 +11,20 @@ from specjax.diffusion.unmask.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class Prophet(Wrapper):
-    """Commits the whole canvas once the gap between the two likeliest logits, on average over the answer, is wide enough; else
-    another policy decides.
+    """Commits the whole canvas once the gap between the two likeliest logits, averaged over the answer, is wide enough.
 
-    Gaps are between the model's own logits, whatever the temperature.
-
-    Where the answer's place is not said, the smallest gap of the block's open positions stands for it, and the block is
-    committed.
+    Until then another policy decides. Gaps are between the model's own logits, whatever the temperature. If the
+    answer's place is not given, the smallest gap of the block's open positions replaces the average, and only the block
+    is committed.
 
     Attributes:
       inner: decides until then.
-      early: the gap asked for in the first third of the passes, in nats. With an answer they are those of all blocks, by the
-        inner policy's `steps` or at one token each; without, those of a block at one token each.
+      early: the necessary gap in the first third of the passes, in nats. With an answer the passes are those of all
+        blocks, by the inner policy's `steps` or at one token each; without, those of one block at one token each.
       middle: in the second third.
       late: after that.
       answer: where the answer begins in the new text, from 0.
-      length: of the answer; 0: its place is not known.
+      length: of the answer; 0 if its place is not known.
     """
 
     about = About("prophet", "commits all once it is settled; put before another policy", "arXiv:2508.19982", "lossy")

@@ -1,4 +1,4 @@
-"""Refinement while unmasking: LLaDA's sampler that also rewrites what it wrote before (ReDiff, arXiv:2510.19871)."""
+"""Refinement while unmasking: LLaDA's sampler, which also rewrites its earlier tokens (ReDiff, arXiv:2510.19871)."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ from specjax.diffusion.unmask.fixed import Fixed
 
 @dataclasses.dataclass(frozen=True)
 class ReDiff(Editing):
-    """A pass commits as `fixed` does, and writes its predictions over tokens of the block that earlier passes committed.
+    """A pass commits as `fixed` does, and overwrites tokens of the block that earlier passes committed.
 
-    It is for models that were trained to mend visible tokens; another one mostly repeats them. The prompt's tokens stay. The
-    fields have the names of the published `generate`.
+    It is for models that were trained to correct visible tokens; other models mostly repeat them. The prompt's tokens
+    stay. The fields have the names of the published `generate`.
 
     Attributes:
       steps: denoising steps per block; 0: as many as it has masks, one token each.
-      revise_topk: the share of the committed tokens that are written anew, the surest predictions first; 0: all.
+      revise_topk: the share of the committed tokens that are written anew, the surest predictions first; 0 for all.
       revise_start: the share of a block's steps, the last ones, that rewrite.
     """
 
@@ -42,7 +42,7 @@ class ReDiff(Editing):
         return dataclasses.replace(choice, edit=edit), memory
 
     def _first(self, guess):
-        """The pass `[B]` over its block that rewrites first. The table is the published one, in its float64."""
+        """The first pass `[B]` over its block that rewrites. The table is the published one, in its float64."""
         total = np.arange(guess.masked.shape[1] + 1)
         steps = np.full_like(total, self.steps) if self.steps else total
         return jnp.asarray(steps - np.ceil(steps * self.revise_start).astype(int))[guess.entry]

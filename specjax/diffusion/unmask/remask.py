@@ -1,4 +1,4 @@
-"""Samplers that take commits back: ReMDM (arXiv:2503.00307) and running-confidence remasking, as ParallelBench runs them."""
+"""Samplers that take commits back: ReMDM (arXiv:2503.00307) and running-confidence remasking, as run in ParallelBench."""
 
 import dataclasses
 
@@ -22,11 +22,10 @@ class Revising(Unmask):
 
 @dataclasses.dataclass(frozen=True)
 class ReMDM(Revising):
-    """One token per pass; late in a block some extra passes each redo the tokens that were least sure when they were
-    written.
+    """One token per pass; late in a block, some extra passes each redo the tokens that were least sure when written.
 
-    The pass before opens them; the extra one reads the canvas without them, and commits as many: of those and of what was open
-    already. So a pass may leave the canvas as it found it.
+    The pass before an extra one opens them. The extra pass reads the canvas without them and commits as many, chosen
+    from these and the positions that were already open. So a pass may leave the canvas as it found it.
 
     Attributes:
       extra: such passes per block.
@@ -65,10 +64,10 @@ class ReMDM(Revising):
 
 @dataclasses.dataclass(frozen=True)
 class RunningConfidence(Revising):
-    """Every pass writes all that is open up to the block's end, then opens the least sure tokens again, those of earlier blocks
-    too: as many as a linear schedule leaves open.
+    """Every pass writes all open positions up to the block's end, then reopens the least sure tokens.
 
-    A token keeps the confidence that it was written with until it is written anew, so an early unsure one may go again.
+    These may be in earlier blocks too; a linear schedule says how many stay open. A token keeps the confidence with
+    which it was written until it is written anew, so an early unsure token may be reopened.
 
     Attributes:
       steps: passes per block; 0: as many as it has masks.

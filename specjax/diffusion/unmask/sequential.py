@@ -1,4 +1,4 @@
-"""From left to right, whatever the model is sure of: SDAR's `sequential` (arXiv:2510.06303)."""
+"""From left to right, whatever the model's confidence: SDAR's `sequential` (arXiv:2510.06303)."""
 
 import dataclasses
 

@@ -1,5 +1,6 @@
-"""SlowFast: what is sure, or one token per pass, in cycles that end where predictions stop being likely
-(arXiv:2506.10848)."""
+"""SlowFast: all sure predictions, or one token per pass, in cycles that end where predictions stop being likely
+(arXiv:2506.10848).
+"""
 
 import dataclasses
 
@@ -19,10 +20,10 @@ class Cycle:
 
     Attributes:
       passes: `[B]` int32, of this phase.
-      begin: `[B]` int32, where the cycle begins; all before it is known.
-      end: `[B]` int32, how far it is thought to reach.
-      last: `[B]` int32, what the pass before thought; -1 in the first one.
-      settled: `[B]` bool, whether `end` has come to rest.
+      begin: `[B]` int32, where the cycle begins; everything before it is known.
+      end: `[B]` int32, the estimated end of the cycle.
+      last: `[B]` int32, the previous pass's own estimate; -1 in the first one.
+      settled: `[B]` bool, whether `end` is settled.
       fast: `[B]` bool, accelerating, not exploring.
     """
 
@@ -38,16 +39,16 @@ class Cycle:
 class SlowFast(Unmask):
     """Cycles of exploring and accelerating within a block.
 
-    Exploring takes `explore` passes, in which the cycle's end is put after the last position of at least `reach`: where
-    two passes agree, else at the mean of the last two. Accelerating goes on until all before that end is known, and
-    from its second pass on sees nothing after it. In both, all that is sure is committed where that is two or more,
-    else the surest.
+    Exploring takes `explore` passes. They put the cycle's end after the last position whose prediction is at least
+    `reach`; if two passes do not agree, at the mean of the last two. Accelerating goes on until everything before that
+    end is known; from its second pass on it sees nothing after the end. In both phases, all sure predictions are
+    committed if there are two or more, otherwise the surest.
 
     Attributes:
       explore: passes that a cycle explores.
-      reach: probability of a prediction that may still be in the cycle.
+      reach: the probability of a prediction that may still be in the cycle.
       rest: the standard deviation of two ends, in positions, below which they agree.
-      threshold: probability at which a prediction is sure.
+      threshold: the probability at which a prediction is sure.
     """
 
     about = About(
@@ -98,7 +99,7 @@ class SlowFast(Unmask):
         return Choice(commit, jnp.where(inside, score, -1.0), guess.tokens), memory
 
     def _look(self, memory, inside, place, score):
-        """The cycle's end, what this pass alone thinks of it, and whether it has come to rest."""
+        """The cycle's end, this pass's own estimate of it, and whether it is settled."""
         width = place.shape[1]
         far = jnp.max(jnp.where(inside & (score >= self.reach), place + 1, 0), axis=1)
         far = jnp.minimum(jnp.maximum(far, memory.begin + 1), width)

@@ -1,4 +1,4 @@
-"""Everything surer than a threshold: Fast-dLLM's confidence-aware parallel decoding (arXiv:2505.22618, section 3.3)."""
+"""All predictions surer than a threshold: Fast-dLLM's confidence-aware parallel decoding (arXiv:2505.22618, section 3.3)."""
 
 import dataclasses
 
@@ -10,14 +10,17 @@ from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks, sch
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(Unmask):
-    """Commits every prediction of at least this probability, and with `steps` never fewer than a schedule asks for (SDAR's
-    dynamic rule, arXiv:2510.06303): where too few are that sure, as many of the surest.
+    """Commits every prediction of at least this probability, and with `steps` never fewer than a schedule asks for.
+
+    The schedule is SDAR's dynamic rule (arXiv:2510.06303): if too few predictions are that sure, as many of the surest
+    are committed.
 
     Attributes:
-      threshold: tau, which a probability must exceed where the guess is `strict`; above 1 it is one token per step, or
-        what the schedule says.
+      threshold: tau, which a probability must exceed if the guess is `strict`. Above 1 it is one token per step, or the
+        schedule's number.
       steps: passes per block of the schedule, see `Fixed`; 0: at least one token per pass.
-      published: whether a block-diffusion model's last block is filled and cut, as in the originals; see `Unmask.fills`.
+      published: whether a block-diffusion model's last block is filled and cut, as in the originals; see
+        `Unmask.fills`.
     """
 
     about = About("threshold", "all that is surer than a threshold", "arXiv:2505.22618, section 3.3", "lossy")

@@ -1,4 +1,4 @@
-"""What policies that stand before another one share."""
+"""The common part of policies that stand before another one."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from specjax.diffusion.unmask.threshold import Threshold
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Unmask):
-    """Stands before another policy. Where a subclass remembers nothing, its memory is that of `inner`.
+    """Stands before another policy. If a subclass remembers nothing, its memory is that of `inner`.
 
     Attributes:
       inner: decides; it revises nothing, remembers no more than a block, and needs no decoder of its own.
@@ -56,7 +56,7 @@ class Wrapper(Unmask):
         return self.inner.width
 
     def sees(self, memory: Any) -> Any:
-        """See `Unmask.sees`; a subclass that remembers something itself says whose memory is whose."""
+        """See `Unmask.sees`; a subclass with a memory of its own separates it from that of `inner`."""
         return self.inner.sees(memory)
 
     def init(self, batch: int, width: int, vocab_size: int) -> Any:

@@ -92,8 +92,8 @@ def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tupl
     ids = list(config.get(key) or taps)
     if ids != sorted(ids):
         raise ModelError(
-            f"{reader.file}: {key} {ids} are not ascending: z-lab's code has the columns of fc in their order, others in "
-            "that of the layers; sort the ids, and the columns with them"
+            f"{reader.file}: {key} {ids} are not ascending: z-lab's code orders the columns of fc by this list, others by "
+            "layer; sort the ids, and the columns with them"
         )
     if taps[-1] == target.lm.num_layers - 1 and reader.format != "speculators":
         reader.notes.append("reads the last layer before the final norm; z-lab's own code reads it after that")
@@ -112,7 +112,7 @@ def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
     """Raises ModelError on parts that are not read, and on a head of another target."""
     if config.get("attention_sink_bias") or config.get("use_swa"):
         key = "attention_sink_bias" if config.get("attention_sink_bias") else "dflash_config.use_swa"
-        raise ModelError(f"{reader.file}: {key} is on; heads without it are read")
+        raise ModelError(f"{reader.file}: {key} is on; only heads without it are supported")
     layers = config.get("num_target_layers", target.lm.num_layers)
     if layers != target.lm.num_layers:
         raise ModelError(

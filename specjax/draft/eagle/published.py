@@ -15,7 +15,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     check_width(reader, own.hidden_size, target)
     if config.get("num_hidden_layers", 1) != 1:
         raise ModelError(
-            f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; heads of one layer are read"
+            f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; only heads of one layer are supported"
         )
     size = own.hidden_size
     fc = reader.linear("fc", 2 * size, size, bias=config.get("bias", True))

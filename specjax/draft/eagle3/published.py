@@ -93,9 +93,7 @@ def _norms(reader: Reader, config: dict[str, Any]) -> dict[str, bool]:
     """The flags of the head's norms."""
     flags = {name: bool(config.get(name)) for name in _NORMS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise ModelError(
-            f"{reader.file}: norm_before_fc and fc_norm are both true, and each leaves no place for the other"
-        )
+        raise ModelError(f"{reader.file}: norm_before_fc and fc_norm are both true, and only one of them can be")
     if "norm_output" in reader.chosen:
         flags["norm_output"] = bool(reader.chosen["norm_output"])
     elif flags["norm_output"] and reader.format != "speculators" and not flags["fc_norm"]:

@@ -68,10 +68,10 @@ def _layers(reader: Reader, text: dict[str, Any], target: Any) -> ModelConfig:
     shared, layers = text.get("num_kv_shared_layers"), text.get("num_hidden_layers")
     if shared not in (None, 0, layers):
         raise ModelError(
-            f"{reader.file}: num_kv_shared_layers is {shared!r} of {layers!r}; an assistant shares those of all"
+            f"{reader.file}: num_kv_shared_layers is {shared!r} of {layers!r}; an assistant shares the keys of all layers"
         )
     if had := [name for name in _ABSENT if text.get(name)]:
-        raise ModelError(f"{reader.file}: {had[0]} is {text[had[0]]!r}, which an assistant's layers have not")
+        raise ModelError(f"{reader.file}: {had[0]} is {text[had[0]]!r}, which an assistant's layers do not have")
     bare = {
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,

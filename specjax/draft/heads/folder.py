@@ -170,7 +170,7 @@ def read_head(
             )
     wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
     if wrong:
-        raise ModelError(f"{title} was made with {wrong[0]}={fields[wrong[0]]!r}, which cannot be {chosen[wrong[0]]!r}")
+        raise ModelError(f"{title} was made with {wrong[0]}={fields[wrong[0]]!r}, so it cannot be {chosen[wrong[0]]!r}")
     unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(kind)})
     if unknown:
         raise ModelError(f"{folder / 'config.json'}: {name} has no field {unknown[0]!r}")

@@ -17,7 +17,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     if arch not in ("mlp", "prefix-mlp") or not config.get("grounded_heads", True) or config.get("hidden_state_offset"):
         raise ModelError(
             f"{reader.file}: hydra_head_arch={arch!r}, grounded_heads={config.get('grounded_heads')}, hidden_state_offset="
-            f"{config.get('hidden_state_offset')}; read are grounded mlp and prefix-mlp heads over the last hidden state"
+            f"{config.get('hidden_state_offset')}; supported are grounded mlp and prefix-mlp heads over the last hidden state"
         )
     size, vocab = target.lm.config.hidden_size, target.lm.vocab_size
     heads, layers = int(config["hydra_num_heads"]), int(config.get("hydra_num_layers", 1))

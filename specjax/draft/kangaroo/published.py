@@ -14,7 +14,9 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     """Fields and parameters of an adapter. Its rope has the base 10000 and no scaling, whatever the configuration says."""
     check_flags(reader, config)
     if config.get("num_hidden_layers", 1) != 1:
-        raise ModelError(f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; adapters of one are read")
+        raise ModelError(
+            f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; only adapters of one are read"
+        )
     read = layer_config(reader, config, target)
     check_width(reader, read.hidden_size, target)
     size, plain = read.hidden_size, {"rope": RopeConfig(10000.0), "qkv_bias": False, "o_bias": False, "qk_norm": None}

@@ -83,7 +83,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         )
     more = [n for n in reader.tensors if re.match(r"^(model\.)?mtp(_layers|\.layers)\.[1-9]", n)]
     if more or any(weights.extra_layer(name, layers + 1) for name in reader.tensors):
-        raise ModelError(f"{reader.folder} has several MTP layers, each for a token of its own; one is read")
+        raise ModelError(f"{reader.folder} has several MTP layers, each for another token; only one is supported")
     reader.format = found.name
     of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
     experts = next((layer.feed for layer in of_target.layers if isinstance(layer.feed, ExpertsConfig)), None)

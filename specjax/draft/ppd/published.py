@@ -27,15 +27,17 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     check_flags(reader, config, *_PEFT, *_SERVED, *own)
     for flag, served in _SERVED.items():
         if config.get(flag) not in served:
-            raise ModelError(f"{reader.file}: {flag} is {config[flag]!r}; prompt tokens with {served[0]!r} are read")
+            raise ModelError(
+                f"{reader.file}: {flag} is {config[flag]!r}; only prompt tokens with {served[0]!r} are supported"
+            )
     prompts, members = (config.get(key, 1) for key in own[:2])
     if not is_size(prompts) or not is_size(members):
         raise ModelError(f"{reader.file}: {own[0]} and {own[1]} must be numbers, not {prompts!r} and {members!r}")
     sees = str(config.get("vt_attention_type", "decoder"))
     if sees != "ensemble" and (members > 1 or sees != "decoder" and prompts > 1):
         raise ModelError(
-            f"{reader.file}: vt_attention_type is {sees!r}; prompt tokens that see those before them of their own ensemble "
-            "alone are read"
+            f"{reader.file}: vt_attention_type is {sees!r}; only prompt tokens that see no others than the earlier ones of "
+            "their own ensemble are supported"
         )
     size = target.lm.config.hidden_size
     stored = reader.tensors.get("prompt_embeddings")

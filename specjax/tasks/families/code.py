@@ -77,7 +77,7 @@ LISTS = {"numbers": (("xs", "x"), ("ns", "n"), ("values", "v")), "words": (("ws"
 
 
 class Code(Family):
-    """A comprehension: which items, what of them, and what of all."""
+    """A comprehension: which items it takes, what it makes of each, and what of all."""
 
     about = About("code", "a one-line Python function from a description", "-")
 
@@ -129,7 +129,7 @@ class Code(Family):
 
 
 def _drawn(rng, pieces: tuple[Piece, ...]):
-    """A piece with its numbers: code, wordings, and what to fill in."""
+    """A piece with its drawn numbers: code, wordings, and the values to fill in."""
     code, wordings = rng.choice(pieces)
     return (
         code,
@@ -143,7 +143,7 @@ def _drawn(rng, pieces: tuple[Piece, ...]):
 
 
 def _apart(tests, any_of: bool) -> bool:
-    """Whether conditions ask different things, and neither all items nor none fulfil them by their bounds."""
+    """Whether conditions differ, and their bounds let neither all items nor none pass."""
     kinds = [next(sign for sign in ("not in", "in", "len", "%", "!=", ">", "<") if sign in test[0]) for test in tests]
     letters = [dict(test[2])["c"] for test in tests if "{c}" in test[0]]
     if len({*kinds}) < len(kinds) or len({*letters}) < len(letters):
@@ -167,7 +167,7 @@ def _written(content, name: str, xs: str, x: str) -> str:
 
 @functools.cache
 def inputs(kind: str) -> tuple[list[Any], ...]:
-    """Lists to compare two functions on: none, each item by itself, and many of them in several orders."""
+    """Lists on which to compare two functions: an empty one, each item by itself, and many items in several orders."""
     rng = Rng("code", kind)
     if kind == "numbers":
         pool: list[Any] = list(range(-25, 50))
@@ -185,7 +185,7 @@ def _outcome(function: Function, values: list[Any]):
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal with equal types, inside lists too: 1 and True differ."""
+    """Whether values and types are equal, also inside lists: 1 and True differ."""
     if isinstance(a, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(map(_same, a, b))
     return type(a) is type(b) and a == b

@@ -1,11 +1,11 @@
-"""Editing a paragraph as told: long copies with changes."""
+"""Edits of a paragraph by instruction: long copies with changes."""
 
 from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ADJECTIVES, ANIMALS, COLORS, NAMES, PLACES, THINGS
 
 SIZES = {1: (2, 4, 1), 2: (4, 6, 1), 3: (6, 9, 2)}
-"""Sentences from, to, and edits."""
+"""By level: the fewest and most sentences, and the number of edits."""
 ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth".split()
 SENTENCES = (
     "The {adjective} {animal} sleeps near the {place}.",
@@ -44,7 +44,7 @@ ASKS = (
 
 
 class Edit(Family):
-    """A paragraph and an edit; at level 3 two, the second of what the first one left."""
+    """A paragraph and an edit; at level 3 two edits, the second applied to the result of the first."""
 
     about = About("edit", "a paragraph, edited as told: long copies", "-")
 
@@ -100,7 +100,7 @@ def edited(rng, kind: str, sentences: list[str]) -> tuple[str, list[str]]:
 
 
 def _replacement(rng, sentences: list[str]) -> tuple[str, str]:
-    """A word of the text that may be replaced, and another one of its kind that is not in it."""
+    """A replaceable word of the text, and another word of its kind that is not in the text."""
     present = {word.rstrip(".") for sentence in sentences for word in sentence.split()}
     tables = [table for table in (NAMES, ANIMALS, COLORS, THINGS, PLACES) if present & set(table)]
     table = rng.choice(tables)

@@ -1,4 +1,4 @@
-"""Latin squares, and gaps whose right side decides what stands in them."""
+"""Latin squares, and gaps whose content is decided by the text after them."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def _holes(rng, square, most: int) -> tuple[str, str]:
 
 
 def solvable(square: tuple[tuple[int, ...], ...], holes: set[tuple[int, int]]) -> bool:
-    """Whether the holes follow one by one, each from its row and column; the solution is then the only one."""
+    """Whether the holes can be filled one by one, each from its row and column; the solution is then unique."""
     n, left = len(square), set(holes)
     while left:
         sure = {
@@ -105,7 +105,7 @@ def solvable(square: tuple[tuple[int, ...], ...], holes: set[tuple[int, int]]) -
 
 
 def _sequence(rng, level: int) -> tuple[int, ...]:
-    """Numbers whose steps repeat: one step, or at level 3 two in turn."""
+    """Numbers with a repeating step, or at level 3 two alternating steps."""
     steps = [rng.integers(1, 10) for _ in range(2 if level == 3 else 1)]
     if len({*steps}) < len(steps):
         steps[0] += 1

@@ -1,6 +1,6 @@
-"""A sentence to JSON under a stated schema.
+"""Conversion of a sentence to JSON under a stated schema.
 
-Strings open with a space, so that a copied word is the same token on both sides.
+Strings begin with a space, so that a copied word is the same token on both sides.
 """
 
 import json
@@ -133,7 +133,7 @@ def _and(words: tuple[str, ...]) -> str:
 
 
 def written(value) -> str:
-    """A value as JSON in one line; strings that are values open with a space.
+    """A value as JSON in one line; string values begin with a space.
 
     >>> written({"name": "Ada", "age": 30})
     '{ "name": " Ada", "age": 30 }'
@@ -149,7 +149,7 @@ def read(text: str, longest: int = 4000):
     """The value of a JSON text; spaces around a string do not count.
 
     Raises:
-      ValueError: where it is no JSON, names a key twice, has a number that JSON has not, or is too long.
+      ValueError: if it is not JSON, repeats a key, has a number that JSON lacks, or is too long.
     """
     if len(text) > longest:
         raise ValueError("too long")
@@ -167,7 +167,7 @@ def _no_constant(word):
 
 
 def _typed(value):
-    """A value that is equal to another one only if their types are: 1, 1.0 and true differ."""
+    """A value that equals another only if their types are equal: 1, 1.0 and true differ."""
     if isinstance(value, dict):
         return ("object", frozenset((key, _typed(item)) for key, item in value.items()))
     if isinstance(value, list):

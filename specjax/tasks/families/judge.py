@@ -1,4 +1,4 @@
-"""Judging a worked solution: every step holds, or the first that does not, and what it should be."""
+"""Judging a worked solution: every step holds, or the first wrong step and its correction."""
 
 from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
@@ -16,7 +16,7 @@ ASKS = (
 
 
 class Judge(Family):
-    """A problem of the family math with a solution, right half of the time."""
+    """A problem of the family math with a solution that is right half of the time."""
 
     about = About("judge", "a worked solution: right, or where it goes wrong", "-")
     split_as = "math"
@@ -44,7 +44,7 @@ class Judge(Family):
 
 
 def verdict(steps: tuple[Equation, ...], wrong: int | None) -> str:
-    """What is said of a solution.
+    """The verdict on a solution, in words.
 
     >>> verdict(((1, "+", 2, 3), (3, "-", 1, 2)), 1)
     'Step 1 holds: 1 + 2 = 3. Step 2 is wrong: it should be 3 - 1 = 2. The solution goes wrong at step 2.'
@@ -57,7 +57,7 @@ def verdict(steps: tuple[Equation, ...], wrong: int | None) -> str:
 
 
 def spoiled(rng, content: Content) -> tuple[tuple[Equation, ...], int]:
-    """A solution that goes wrong and goes on with what it has, and the step (index from 0) where it does."""
+    """A solution that goes wrong and continues with the wrong value, and the index (from 0) of the wrong step."""
     steps, sources = steps_of(*content) or (), sources_of(content)
     for attempt in range(40):
         wrong = rng.integers(len(steps)) if attempt < 20 else len(steps) - 1  # a last step spoils nothing after it
@@ -70,7 +70,7 @@ def spoiled(rng, content: Content) -> tuple[tuple[Equation, ...], int]:
 
 
 def mistaken(rng, step: Equation) -> Equation | None:
-    """A step with a wrong result, number or sign; None where that gives no other whole number."""
+    """A step with a wrong result, number or sign; None if that gives no other whole number."""
     a, sign, b, result = step
     way = rng.choice(("result", "operand", "sign"))
     if way == "result":
@@ -85,7 +85,7 @@ def mistaken(rng, step: Equation) -> Equation | None:
 
 
 def sources_of(content: Content) -> list[tuple[int | None, int | None]]:
-    """For every step the steps whose results its two numbers are; None for a number of the problem."""
+    """For each of a step's two numbers, the step whose result it is; None for a number of the problem."""
     sources: list[tuple[int | None, int | None]] = []
     last = None
     for kind, _, _ in content[1]:

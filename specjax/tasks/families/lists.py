@@ -1,4 +1,4 @@
-"""Operations on lists: ParallelBench's forms (Kang et al. 2025) and duplicates; shuffles have many right answers."""
+"""Operations on lists: ParallelBench's forms (Kang et al. 2025), and duplicates. Shuffles have many right answers."""
 
 from specjax.about import About
 from specjax.tasks.base import Family, Question
@@ -98,7 +98,7 @@ def written(items: tuple[str, ...], style: str) -> str:
 
 
 def read(text: str, style: str) -> tuple[str, ...] | None:
-    """The list in a text; None where it is not written in this style.
+    """The list in a text; None if it is not written in this style.
 
     >>> read(" [ a, b ]", "brackets")
     ('a', 'b')

@@ -1,4 +1,4 @@
-"""Arithmetic word problems with worked steps, every one of which is checked."""
+"""Arithmetic word problems with worked steps; every step is checked."""
 
 import re
 
@@ -10,7 +10,7 @@ Equation = tuple[int, str, int, int]
 Content = tuple[int, tuple[tuple[str, int, int], ...]]
 EVENTS = {1: (1, 2), 2: (2, 3), 3: (4, 5)}
 CAPS = {1: 30, 2: 50, 3: 99}
-"""No number is above: carries of more digits stall small models."""
+"""The largest number: carries over more digits stall small models."""
 
 KINDS = ("gain", "lose", "gain_groups", "lose_groups", "times", "share")
 THEMES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
@@ -95,7 +95,7 @@ ASKS = {
 
 
 class Math(Family):
-    """A number and what happens to it."""
+    """Problems about a number and what happens to it."""
 
     about = About("math", "arithmetic word problems with worked steps", "-")
 
@@ -168,7 +168,7 @@ def written(step: Equation) -> str:
 
 
 def steps_of(start: int, events: tuple[tuple[str, int, int], ...]) -> tuple[Equation, ...] | None:
-    """The steps that events take; None where a number would be negative or no whole one.
+    """The steps for a list of events; None if a number would be negative or not whole.
 
     >>> steps_of(5, (("gain_groups", 2, 3), ("lose", 1, 0)))
     ((2, '*', 3, 6), (5, '+', 6, 11), (11, '-', 1, 10))
@@ -189,7 +189,7 @@ def steps_of(start: int, events: tuple[tuple[str, int, int], ...]) -> tuple[Equa
 
 
 def applied(value: int, sign: str, amount: int) -> int | None:
-    """A step's result; None where it is negative or no whole number."""
+    """A step's result; None if it is negative or not a whole number."""
     if sign == "/":
         return value // amount if amount and value % amount == 0 else None
     after = {"+": value + amount, "-": value - amount, "*": value * amount}[sign]
@@ -197,7 +197,7 @@ def applied(value: int, sign: str, amount: int) -> int | None:
 
 
 def told(rng, theme: str, content: Content) -> tuple[str, str, dict[str, str]]:
-    """A problem in the words of a theme, its question, and the names in both."""
+    """A problem worded by a theme, its question, and the names in both."""
     opening, question, phrases = THEMES[theme]
     filled = {
         "name": rng.choice(NAMES),

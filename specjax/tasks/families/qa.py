@@ -5,7 +5,7 @@ from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ANIMALS, CITIES, COLORS, FRUITS, JOBS, NAMES, PLACES, THINGS
 
 SIZES = {1: (8, 12), 2: (12, 24), 3: (60, 112)}
-"""Sentences of the context."""
+"""The number of sentences of the context, by level."""
 # relation: values, sentences, questions about a person
 Relation = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 RELATIONS: dict[str, Relation] = {
@@ -64,7 +64,7 @@ ASKS = (
 
 
 class Qa(Family):
-    """One fact; at levels 2 and 3 two facts, of two people or of somebody's boss or friend."""
+    """A question about one fact; at levels 2 and 3 about two facts, of two people or of somebody's boss or friend."""
 
     about = About("qa", "questions on facts in a context: the sentences, then the answer", "-")
 

@@ -1,4 +1,4 @@
-"""Needles and keyed values from contexts of 256 to 2,048 tokens, several at once."""
+"""Retrieval of several needles or keyed values from contexts of 256 to 2,048 tokens."""
 
 import re
 
@@ -7,7 +7,7 @@ from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ADJECTIVES, ANIMALS, CITIES, COLORS, FRUITS, NAMES, PLACES, THINGS
 
 SIZES = {1: (260, 420, 2), 2: (420, 640, 3), 3: (1100, 1750, 5)}
-"""Pieces (words, digits, marks) of the context from, to, and how many values are asked for."""
+"""By level: the fewest and most pieces (words, digits, marks) of the context, and the number of requested values."""
 ENTRIES = {
     "code": "The secret code of the {k} is {v}.",
     "line": "The key {k} has the value {v}.",
@@ -45,7 +45,7 @@ ASKS = (
 
 
 class Retrieve(Family):
-    """Needles in a text about other things, or a table of such sentences alone."""
+    """Needles in a text about other things, or a table of only such sentences."""
 
     about = About("retrieve", "needles and keyed values from 256 to 2,048 tokens", "-")
 
@@ -88,7 +88,7 @@ class Retrieve(Family):
 
 
 def pieces(text: str) -> int:
-    """Words, digits and marks of a text: about its tokens in a small vocabulary.
+    """The number of words, digits and marks of a text: about its tokens in a small vocabulary.
 
     >>> pieces("Box 4 1 2 belongs to Ada.")
     8

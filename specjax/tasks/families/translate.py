@@ -5,7 +5,7 @@ from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.velan import DICTIONARY, NOUNS, draw_clause, english, read, velan
 
 SIZES = {1: (2, 2), 2: (3, 4), 3: (5, 7)}
-"""Clauses."""
+"""The number of clauses, by level."""
 ASKS = {
     "into": (
         "Translate into Velan: {text}",
@@ -81,5 +81,5 @@ class Translate(Family):
 
 
 def dictionary() -> dict[str, str]:
-    """Velan's words, with what they mean in English."""
+    """Velan's words with their English meanings."""
     return {word: meaning for words in DICTIONARY.values() for meaning, word in words.items()}

@@ -17,17 +17,17 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Learn2PD(Unmask):
-    """Commits what the filter finds final, and always the surest, as many as a schedule asks for. The filter sees how sure the
-    model is at every position of the block.
+    """Commits the predictions that the filter finds final, and always as many of the surest as a schedule asks for.
 
-    Its parameters, `params["unmask"]`, are {`first`: {`kernel` `[W, H]`, `bias`}, `second`: {`kernel` `[H, W]`, `bias`}}. They
-    belong to one model and one block length.
+    The filter sees the model's confidence at every position of the block. Its parameters, `params["unmask"]`, are
+    {`first`: {`kernel` `[W, H]`, `bias`}, `second`: {`kernel` `[H, W]`, `bias`}}. They belong to one model and one
+    block length.
 
     Attributes:
       threshold: of the filter's probability.
-      block_length: W, that it was trained for.
+      block_length: W, for which it was trained.
       hidden: H.
-      steps: passes per block of the schedule, see `Fixed`; 0: one token per pass.
+      steps: passes per block of the schedule, see `Fixed`; 0 for one token per pass.
     """
 
     about = About(
@@ -64,7 +64,7 @@ class Learn2PD(Unmask):
         return self.block_length
 
     def bind(self, target: Any) -> "Learn2PD":
-        """Itself: it knows no more of the model than its confidences."""
+        """Itself: of the model it needs only the confidences."""
         return self
 
     def init_params(self, key: Array, target_params: Any) -> Any:
@@ -95,21 +95,21 @@ class Learn2PD(Unmask):
 
 
 def top(guess: Guess) -> Array:
-    """The probability `[B, W]` of the likeliest token, of known positions too."""
+    """The probability `[B, W]` of the likeliest token, also at known positions."""
     return jnp.exp(guess.log_probs.max(axis=-1))
 
 
 def judge(params: Any, sure: Array) -> Array:
-    """The filter's logits `[..., W]` of being final, from the confidences `[..., W]` of a block."""
+    """The filter's logits `[..., W]` that predictions are final, from the confidences `[..., W]` of a block."""
     layer = lambda x, part: x @ part["kernel"] + jnp.reshape(part["bias"], (1,) * (x.ndim - 1) + part["bias"].shape)
     return layer(jax.nn.gelu(layer(sure.astype(jnp.float32), params["first"])), params["second"])
 
 
 def read_filter(file: Path) -> dict[str, dict[str, Array]]:
-    """The parameters of a filter that is tensors alone: `first.kernel` and so on, see `Learn2PD`.
+    """The parameters of a filter from a file of tensors alone: `first.kernel` and so on, see `Learn2PD`.
 
     Raises:
-      ValueError: where the file is damaged, or its tensors are not those of a filter.
+      ValueError: if the file is damaged, or its tensors are not those of a filter.
     """
     try:
         tensors = load_file(file)

@@ -1,4 +1,4 @@
-"""Training of Learn2PD's filter: which predictions are those of the answer, along a replay of it (arXiv:2509.25188, section 3).
+"""Training of Learn2PD's filter: which predictions agree with the answer, along a replay of it (arXiv:2509.25188, section 3).
 
 In the shape descriptions `B` denotes rows, `T` tokens per row, `W` the block length.
 """
@@ -22,9 +22,9 @@ Array = jax.Array
 class TrainFilter(MaskedObjective):
     """Binary cross-entropy of the filter along a replay of a block of each row.
 
-    The replay commits in each pass what is predicted as the answer has it, and the whole block where nothing is: what a filter
-    without fault would do. The answers are what the model wrote one token per pass; the paper stores the pairs of a
-    replay and trains on them, here they are made anew in every step.
+    In each pass the replay commits the predictions that agree with the answer, or the whole block if none does, as a
+    perfect filter would. The answers are what the model wrote at one token per pass. The paper stores the pairs of a
+    replay and trains on them; here they are made anew in every step.
 
     Attributes:
       policy: what is trained.
@@ -57,7 +57,7 @@ class TrainFilter(MaskedObjective):
         width = self.policy.block_length
         place = jnp.cumsum(batch.mask, axis=1) - 1
         count = batch.mask.sum(axis=1)
-        blocks = jnp.maximum(count // width, 1)  # whole ones; a shorter answer has a single one
+        blocks = jnp.maximum(count // width, 1)  # whole blocks; a shorter answer has a single one
         number = jnp.floor(each_row(jax.random.uniform, key, len(blocks)) * blocks).astype(jnp.int32)[:, None]
         first = jnp.argmax(batch.mask & (place == number * width), axis=1)
         at = first[:, None] + jnp.arange(width)[None]

@@ -35,4 +35,4 @@ def test_the_first_page_begins_as_the_readme():
     """How it is installed, and where it has run."""
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/index.md")]
     first, second = ("```".join(page.split("```")[:2]) for page in pages)
-    assert first == second and "pip install -e . &&" in first and "so far it has been run on" in first
+    assert first == second and "pip install -e . &&" in first and "So far it has been run on" in first

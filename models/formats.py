@@ -24,6 +24,8 @@ from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
 from specjax.models.weights import listed
 
+USUAL, SHORTEST = 128, 16
+"""Inputs of a group where none are asked for: at most, and at least."""
 _LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # numbers with a smaller scale count as zeros
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
@@ -34,12 +36,13 @@ class Format(abc.ABC):
 
     Attributes:
       name: the format's name.
-      group: how many inputs of an output share a scale, or form one run of codes; 0: all of them.
+      group: how many inputs of an output share a scale, or form one run of codes; 0: all of them; None: 128, or the most below
+        that divide a matrix's inputs.
       vocab: whether the table of embeddings and the output head have the format too.
     """
 
     name: str
-    group: int = 0
+    group: int | None = 0
     vocab: bool = False
 
     def __str__(self) -> str:
@@ -51,9 +54,15 @@ class Format(abc.ABC):
         """See `inputs_axis`."""
         return inputs_axis(path, self.vocab)
 
+    def size(self, inputs: int) -> int:
+        """How many of so many inputs form a group."""
+        if self.group is None:
+            return max(size for size in range(1, min(USUAL, inputs) + 1) if inputs % size == 0)
+        return self.group or inputs
+
     def groups(self, inputs: int) -> int:
         """The number of groups of so many inputs."""
-        return inputs // self.group if self.group else 1
+        return inputs // self.size(inputs)
 
     def grouped(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
         """A matrix's shape with the number of groups in place of the inputs."""
@@ -80,20 +89,20 @@ class Format(abc.ABC):
         """Checks that the format can hold all matrices.
 
         Raises:
-          ModelError: naming matrices whose inputs the group size does not divide, and a group size that does.
+          ModelError: naming matrices whose inputs the groups do not divide, and a group size that does.
         """
-        sizes = {}
+        sizes: dict[int, list[str]] = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-            axis = self.axis_of(path)
-            if axis is not None and self.group and leaf.shape[axis] % self.group:
-                sizes[_name(path)] = leaf.shape[axis]
-        if sizes:
-            found = {leaf.shape[a] for p, leaf in jax.tree_util.tree_leaves_with_path(shapes) if (a := self.axis_of(p))}
-            fits = max(size for size in range(1, self.group) if not any(inputs % size for inputs in found))
-            odd = listed([f"{name} has {inputs} inputs" for name, inputs in sizes.items()])
-            raise ModelError(
-                f"groups of {self.group} do not divide every matrix ({odd}): give {self.name}:group={fits}"
-            )
+            if (axis := self.axis_of(path)) is not None:
+                sizes.setdefault(leaf.shape[axis], []).append(_name(path))
+        least = min([SHORTEST, *sizes]) if self.group is None else 1
+        odd = [inputs for inputs in sizes if inputs % self.size(inputs) or self.size(inputs) < least]
+        if odd:
+            which = listed([f"{len(sizes[inputs])} with {inputs} inputs, such as {sizes[inputs][0]}" for inputs in odd])
+            what = f"{self.group} inputs" if self.group else f"{SHORTEST} to {USUAL} inputs"
+            fits = max(size for size in range(1, self.group or USUAL) if not any(inputs % size for inputs in sizes))
+            fits = fits if fits >= SHORTEST or self.group else 0
+            raise ModelError(f"groups of {what} do not divide every matrix ({which}): give {self.name}:group={fits}")
 
     def shapes(self, shapes: Any) -> Any:
         """A params pytree of `ShapeDtypeStruct`s, converted to this format.
@@ -195,20 +204,22 @@ class Lossless(Format):
         own = np.asarray(x)
         if own.dtype != dfloat11.BFLOAT16 and not dfloat11.is_exact(own):
             raise ModelError(quantising.NOT_EXACT)
-        return jax.tree.map(jnp.asarray, dfloat11.encoded(own.astype(dfloat11.BFLOAT16), axis, self.group, own.dtype))
+        return jax.tree.map(
+            jnp.asarray, dfloat11.encoded(own.astype(dfloat11.BFLOAT16), axis, self.size(own.shape[axis]), own.dtype)
+        )
 
     def source(self, source: Source | Stack, axis: int) -> quantising.CodedSource:
         """See `Format.source`."""
-        return quantising.CodedSource(self.group, source, axis)
+        return quantising.CodedSource(self.size(source.shape[axis]), source, axis)
 
 
 FORMATS = {
     kind.name: kind
     for kind in (
         Scaled("int8", kind=np.dtype(np.int8), most=127.5),
-        Scaled("int4", 128, kind=np.dtype(ml_dtypes.int4), most=7.5),
+        Scaled("int4", None, kind=np.dtype(ml_dtypes.int4), most=7.5),
         Scaled("fp8", kind=_FP8, most=float(ml_dtypes.finfo(_FP8).max)),
-        Lossless("dfloat11", 128),
+        Lossless("dfloat11", None),
     )
 }
 """The formats by name."""
@@ -222,7 +233,7 @@ def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
     Args:
       path: the parameter's path.
       vocab: whether the table of embeddings and the output head get few bits too.
-      """
+    """
     keys = [key.key for key in path if hasattr(key, "key")]
     if keys == ["embed", "embedding"]:
         return -1 if vocab else None

@@ -22,10 +22,9 @@ class Scaling(Protocol):
     """Numbers of few bits, groups of which share a scale: a `specjax.models.formats.Scaled`."""
 
     @property
-    def group(self) -> int: ...
-
-    @property
     def kind(self) -> Any: ...
+
+    def size(self, inputs: int) -> int: ...
 
     def quantise(self, numbers: Any, axis: int, dtype: Any, xp: Any = np) -> tuple[Any, Any]: ...
 
@@ -58,7 +57,7 @@ class QuantisedSource:
           ModelError: if the file is too short.
         """
         shape, at = self.source.shape, len(self.source.shape) + self.axis
-        size = self.format.group or shape[at]
+        size = self.format.size(shape[at])
         dtype = np.dtype(dtype if self.source.dtype is None else self.source.dtype)
         values = Room(shape, self.format.kind, None if place is None else place.values)
         scales = Room((*shape[:at], shape[at] // size, *shape[at + 1 :]), dtype, None if place is None else place.scale)
@@ -83,7 +82,7 @@ class CodedSource:
     holds it until it is coded.
 
     Attributes:
-      group: how many inputs of an output form one run of codes; 0: all of them.
+      group: how many inputs of an output form one run of codes.
       source: the source of the plain numbers.
       axis: the axis of the inputs, counted from the end.
     """

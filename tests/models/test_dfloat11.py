@@ -174,8 +174,8 @@ def test_what_is_not_kept_in_it_is_named(folders, tmp_path):
     rounded = models.load(tmp_path / "fine", "bfloat16")
     read = models.load(tmp_path / "fine", "bfloat16", weights=LINE)
     same_bits(jax.tree.map(plain, read.params, is_leaf=is_quantised), rounded.params)
-    with pytest.raises(ModelError, match="groups of 128 do not divide every matrix .*: give dfloat11:group=64"):
-        models.load(folders["dense"], "bfloat16", weights="dfloat11")
+    with pytest.raises(ModelError, match="groups of 128 inputs do not divide every matrix .*: give dfloat11:group=64"):
+        models.load(folders["dense"], "bfloat16", weights="dfloat11:group=128")
     with pytest.raises(ModelError, match="kept in few bits, and are not written"):
         models.save(tmp_path / "coded", read.lm, read.params)
     cast = models.retyped(read, "float32")

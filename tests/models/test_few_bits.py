@@ -201,6 +201,16 @@ def test_a_cpu_takes_a_byte_for_a_number_of_four_bits():
     assert f"{sum(x.on_device_size_in_bytes() for x in jax.tree.leaves(params)) / 1e6:.2f}" == "4.79"
 
 
+def test_groups_of_no_size_are_as_long_as_divides(folders):
+    form = read_format("int4")
+    assert [form.size(inputs) for inputs in (64, 128, 576, 1536, 4096)] == [64, 128, 96, 128, 128]
+    assert [str(read_format(line)) for line in ("int4", "int4:group=128")] == ["int4", "int4:group=128"]
+    own, asked = (models.load(folders["dense"], weights=line).params for line in ("int4", "int4:group=64"))
+    jax.tree.map(np.testing.assert_array_equal, own["layers"][0]["attention"], asked["layers"][0]["attention"])
+    with pytest.raises(ModelError, match="16 to 128 inputs do not divide every matrix .*577 inputs.*int4:group=0"):
+        form.shapes({"layers": {0: {"up": {"kernel": jax.ShapeDtypeStruct((577, 8), jnp.float32)}}}})
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     (
@@ -209,8 +219,9 @@ def test_a_cpu_takes_a_byte_for_a_number_of_four_bits():
         ("int4:group=-1", "'group=-1' is no setting"),
         ("int8:vocab=perhaps", "'vocab=perhaps' is no setting"),
         (
-            "int4",
-            r"groups of 128 do not divide every matrix \(layers.0.attention.k has 64 inputs; .*: give int4:group=64",
+            "int4:group=128",
+            r"groups of 128 inputs do not divide every matrix \(\d+ with 64 inputs, such as layers.0.attention.k.*\): "
+            "give int4:group=64",
         ),
     ),
 )

@@ -123,7 +123,7 @@ def measured(case: Case, bench: Bench) -> dict[str, Any]:
     try:
         return about | (by_command(case, bench) if case.devices else by_engine(case, bench))
     except ValueError as error:
-        return about | {"refused": str(error).replace(str(bench.draft), "{draft}")}
+        return about | {"refused": str(error).replace(str(bench.draft), "{draft}").replace(f"{HERE.parents[1]}/", "")}
 
 
 def by_engine(case: Case, bench: Bench) -> dict[str, Any]:

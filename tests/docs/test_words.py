@@ -48,9 +48,42 @@ def prose(page: str) -> str:
     return re.sub(r"^```.*?^```$|`[^`\n]*`", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+EVERY = [*PAGES, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/*.md"))]
+LONGEST_SENTENCE, LONGEST_PARAGRAPH, MOST_LINKS = 40, 80, 2
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Those of a page and the items of its lists, without code blocks, tables, headings and comments."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    for part in re.split(r"\n\s*\n|^(?=\s*(?:[-*]|\d+\.) )", text, flags=re.MULTILINE):
+        lines = (line for line in part.splitlines() if not line.startswith(("|", "#", ":")))
+        if found := " ".join(lines).strip():
+            yield found
+
+
+def hard_to_read(text: str) -> Iterator[str]:
+    """Parts of a page that a reader has to read twice."""
+    for paragraph in paragraphs(text):
+        words = lambda part: re.sub(r"`[^`]*`", "X", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", part)).split()
+        if len(words(paragraph)) > LONGEST_PARAGRAPH:
+            yield f"a paragraph of {len(words(paragraph))} words: {' '.join(words(paragraph)[:5])}"
+        for sentence in re.split(r"(?<=[.:;!?])\s+(?=[A-Za-z`*\[])", paragraph):
+            if len(words(sentence)) > LONGEST_SENTENCE:
+                yield f"a sentence of {len(words(sentence))} words: {' '.join(words(sentence)[:5])}"
+            if sentence.startswith("Of ") and not sentence.startswith("Of course"):
+                yield sentence
+            if sentence.count("](") > MOST_LINKS:
+                yield f"{sentence.count('](')} links: {' '.join(words(sentence)[:5])}"
+
+
+def test_sentences_are_short():
+    pages = [page for page in EVERY if not page.startswith(("docs/notebooks", "docs/experiments"))]
+    held = {page: list(hard_to_read((ROOT / page).read_text())) for page in pages}
+    assert {page: parts for page, parts in held.items() if parts} == {}
+
+
 def test_pages_do_without_these_words():
-    pages = [*PAGES, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/*.md"))]
-    held = {page: found(prose(page), IN_PAGES) for page in pages if page not in STORIES}
+    held = {page: found(prose(page), IN_PAGES) for page in EVERY if page not in STORIES}
     assert {page: words for page, words in held.items() if words} == {}, IN_PAGES
 
 
@@ -69,3 +102,12 @@ def test_docstrings_do_without_these_words():
 )
 def test_each_is_found(text):
     assert len(found(text, IN_PAGES)) == 1
+
+
+def test_parts_that_are_read_twice_are_found():
+    links = " ".join(f"[a](b{i}.md)" for i in range(3))
+    page = (
+        f"# Page\n\nOf two rows one is read. {'word ' * 41}\n\n- {links}\n- {'A word. ' * 41}\n\n| {'word ' * 50} |\n"
+    )
+    found = [part.split()[0] for part in hard_to_read(page)]
+    assert found == ["Of", "a", "3", "a"]

@@ -205,9 +205,9 @@ def test_a_cpu_takes_a_byte_for_a_number_of_four_bits():
     ("line", "said"),
     (
         ("int3", "unknown weights 'int3'; give int8, int4, fp8"),
-        ("int4:size=32", "'size=32' is no setting; give"),
-        ("int4:group=-1", "'group=-1' is no setting"),
-        ("int8:vocab=perhaps", "'vocab=perhaps' is no setting"),
+        ("int4:size=32", "'size=32' is not a setting; give"),
+        ("int4:group=-1", "'group=-1' is not a setting"),
+        ("int8:vocab=perhaps", "'vocab=perhaps' is not a setting"),
         (
             "int4",
             r"groups of 128 do not divide every matrix \(layers.0.attention.k has 64 inputs; .*: give int4:group=64",

@@ -1,5 +1,4 @@
-"""Computes over some slots at a time, so that the result is never there as a whole: neither forward nor for the
-gradient."""
+"""Computes over some slots at a time, so that intermediate results never exist as a whole, also in the gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +9,17 @@ import jax.numpy as jnp
 PyTree = Any
 
 QUERIES = 512
-"""Queries of a row whose scores over all keys exist at a time."""
+"""Queries of a row whose scores over all keys exist at the same time."""
 
 
 def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
-    """`make(inputs)`, of at most `size` slots at a time, one after the other; it is made again for the gradient.
+    """`make(inputs)`, computed for at most `size` slots at a time, and recomputed for the gradient.
 
     Args:
-      make: from arrays `[B, size, ...]` to others `[B, size, ...]`, every slot on its own. What else it reads may have a
-        gradient.
-      inputs: arrays `[B or 1, T, ...]`, the first of them no other; one with a single slot `[B or 1, 1, ...]` is given whole to
-        each chunk. The last chunk is filled up with zeros.
+      make: maps arrays `[B, size, ...]` to others `[B, size, ...]`, each slot independently. Other values that it reads
+        may have gradients.
+      inputs: arrays `[B or 1, T, ...]`. Except for the first, an array may have a single slot, `[B or 1, 1, ...]`,
+        which is passed to each chunk. The last chunk is padded with zeros.
       size: at least 1.
     """
     length = jax.tree.leaves(inputs)[0].shape[1]

@@ -2,11 +2,11 @@
 
 
 def slots_last(slots: int, width: int) -> bool:
-    """Whether a TPU keeps caches `[B, K, S, H]` with the slots of a channel side by side, as if they were `[B, K, H, S]`.
+    """Whether a TPU stores caches `[B, K, S, H]` with a channel's slots adjacent, like `[B, K, H, S]`.
 
-    The last two axes are kept in tiles of 8 x 128, in the order that fills them better: heads of 64 channels the other way
-    round. `tests/compile/test_layouts.py` asks the compilers. For a kernel the axes are swapped then, which moves nothing; as
-    they stand they would be copied.
+    The last two axes are stored in tiles of 8 x 128, in the order that fills them better; heads of 64 channels are
+    transposed. `tests/compile/test_layouts.py` checks this with the compilers. For such caches, a kernel's operands are
+    swapped, which moves no data; unswapped operands would be copied.
 
     Args:
       slots: S.

@@ -1,6 +1,6 @@
-"""Products as one operation each, which becomes an implementation when a program is lowered and the platform is known.
+"""Products as single operations, whose implementation is chosen when a program is lowered and the platform is known.
 
-Nothing is traced for platforms that a program is not compiled for.
+Nothing is traced for platforms for which a program is not compiled.
 """
 
 import functools
@@ -18,7 +18,8 @@ Array = jax.Array
 
 
 def split() -> bool:
-    """Whether a mesh splits arrays: nobody partitions a kernel, and a loop would exchange its sums in each round."""
+    """Whether a mesh splits arrays. If so, kernels cannot be used, since nothing partitions them, and a loop would
+    exchange its sums in each round."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.size > 1 and not mesh.manual_axes
 
@@ -26,16 +27,16 @@ def split() -> bool:
 def by_platform(
     name: str, result: Callable[..., Any], ways: Mapping[str, Callable[..., Array]], plain: Callable[..., Array]
 ) -> Callable[..., Array]:
-    """A product that every platform has its own way of.
+    """A product with an implementation for each platform.
 
     Args:
-      name: of the operation.
-      result: makes of the operands' shapes and types the product's, a `jax.core.ShapedArray`.
-      ways: the function of the operands for some platforms (`cpu`, `cuda`, `tpu`).
-      plain: that for the others, and under `jax.vmap`: one that any mapped axis may stand before.
+      name: the operation's name.
+      result: makes the product's shape and type, a `jax.core.ShapedArray`, from those of the operands.
+      ways: the functions for some platforms (`cpu`, `cuda`, `tpu`).
+      plain: the function for other platforms and under `jax.vmap`; it must support any mapped axis.
 
     Returns:
-      A function of the operands. Its precision is what `jax.default_matmul_precision` says where it is traced.
+      A function of the operands. Its precision is `jax.default_matmul_precision` at the time of tracing.
     """
     product = Primitive(name)
     product.def_impl(jax.jit(product.bind, static_argnames="precision"))

@@ -71,7 +71,7 @@ def read(folder: str | os.PathLike[str]) -> Adapter:
     for name, tensor in read_header(weights).items():
         pair = _PAIR.fullmatch(name)
         if pair is None:
-            raise ModelError(f"{weights}: {name} is no LoRA matrix of a linear layer; only those are merged")
+            raise ModelError(f"{weights}: {name} is not a LoRA matrix of a linear layer; only those are merged")
         found.setdefault(f"{pair[1]}.weight", {})[pair[2]] = tensor
     if not found:
         raise ModelError(f"{weights} holds no LoRA matrices")

@@ -6,6 +6,7 @@ for bit.
 
 The codes are stored in separate lanes (`specjax.kernels.exponents`). The authors' files have one stream
 (`specjax.models.packed.dfloat11`). With lanes, the codes have the axes of their matrix, so a mesh can split them.
+
 Shapes: `E` inputs, `F` outputs, `S` runs of an output's inputs, `W` words of a run.
 """
 

@@ -265,7 +265,7 @@ def read_format(line: str | Format | None) -> Format | None:
         elif field == "vocab" and value in ("true", "false"):
             fields[field] = value == "true"
         else:
-            raise ModelError(f"weights {line!r}: {item.strip()!r} is no setting; {known}")
+            raise ModelError(f"weights {line!r}: {item.strip()!r} is not a setting; {known}")
     if name.strip() not in FORMATS:
         raise ModelError(f"unknown weights {line!r}; {known}")
     return dataclasses.replace(FORMATS[name.strip()], **fields)

@@ -85,7 +85,7 @@ def _numbered(per_layer: Any) -> dict[int, dict[str, Any]]:
     """`per_layer_config` by layer number. With more than ten layers, transformers writes "05"."""
     found = an_object("per_layer_config", per_layer)
     if wrong := [name for name in found if not name.isdecimal()]:
-        raise ModelError(f"config.json: per_layer_config has {shown(wrong[0])}, which is no number of a layer")
+        raise ModelError(f"config.json: per_layer_config has {shown(wrong[0])}, which is not a layer's number")
     return {int(name): an_object(f"per_layer_config.{name}", own) for name, own in found.items()}
 
 

@@ -44,7 +44,8 @@ def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     Without a `generation_config.json`, they come from `config.json`, as in transformers.
 
     Args:
-      folder: the model's folder. config: its parsed `config.json`.
+      folder: the model's folder.
+      config: its parsed `config.json`.
 
     Raises:
       ModelError: on a value that an option cannot have.

@@ -115,9 +115,9 @@ def load(
 
     Raises:
       ModelError: (a ValueError) if there is no such model, the folder is incomplete, the architecture is not supported,
-        or weights and `config.json` disagree; if the adapter is of another kind or for another model; if `weights` does
-        not suit the matrices, because of their groups or because `dfloat11` cannot hold their numbers; or if the caches
-        or sums cannot have that type.
+        or weights and `config.json` disagree. Also if the adapter is of another kind or for another model, or if caches
+        or sums cannot have that type. Also if `weights` does not suit the matrices, because of their groups or because
+        `dfloat11` cannot hold their numbers.
     """
     if isinstance(model, (Model, tuple)):
         if adapter is not None or longest is not None or revision is not None:

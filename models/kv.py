@@ -61,7 +61,7 @@ class KVCache(Pretty):
     states: tuple[Any, ...] = ()
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Any:
-        """What a layer reads of the cache: its `Slots` or, with `of_state`, its running state.
+        """The part of the cache that a layer reads: its `Slots` or, with `of_state`, its running state.
 
         For a ring, `Slots` includes the positions `[B, S]` of its slots after `length` `[B]` tokens."""
         if of_state:

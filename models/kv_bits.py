@@ -1,7 +1,9 @@
 """Keys and values in eight bits: their form in a cache, in place of an array, and how they are read.
 
 Each slot of a head has its own scale, so a token's numbers depend on that token alone. They are written once and never
-change, whatever follows. Shapes: `H` head width.
+change, whatever follows.
+
+Shapes: `H` head width.
 """
 
 import dataclasses

@@ -1,7 +1,9 @@
 """Inputs of every layer besides the residual stream (the small Gemma 4 models).
 
 A second table has a vector of width P for every token and layer. It is combined with a projection of the embedding and
-added at the layer's end, through a gate. Shapes: `B` rows, `T` tokens, `E` width, `L` layers, `P` width of an input.
+added at the layer's end, through a gate.
+
+Shapes: `B` rows, `T` tokens, `E` width, `L` layers, `P` width of an input.
 """
 
 import dataclasses

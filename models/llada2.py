@@ -84,7 +84,7 @@ def from_hf(config: dict[str, Any]) -> ModelConfig:
     channels = shape.near.rotary_dim
     if channels % 2 or not channels:
         raise ModelError(
-            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, no even number"
+            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, which must be an even number"
         )
     return base.sparse(shape, experts, [i >= dense for i in range(shape.num_hidden_layers)])
 

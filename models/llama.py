@@ -1,8 +1,9 @@
 """Decoder-only transformers under the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
 
 A model is made of parts, which its `ModelConfig` lists layer by layer. A pass calls each part and knows no family. Each
-family's differences are described in `specjax.models.families`. Shapes: `B` rows, `T` block tokens, `S` cache slots,
-`E` width, `K` kv-heads, `H` head width, `V` vocabulary.
+family's differences are described in `specjax.models.families`.
+
+Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 Attention (`specjax.models.attention`) is a mixer that keeps one slot per token; `specjax.models.kv` reads and writes
 the slots of all layers at once. A mixer with a running state keeps a state whose size does not grow with the text.
+
 Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before a block, `M` tokens of a path, `E` width.
 """
 
@@ -38,7 +39,7 @@ class Mixer(nnx.Module):
           cache: this layer's cache of the committed text; None: nothing is committed.
           past: this layer's deltas of the P uncommitted tokens before the block, or None.
           positions: `[B, P + T]` int32, of `past` and block.
-          shared: if this layer has no keys and values of its own, the block's delta from the layer whose it reads.
+          shared: the block's delta from the layer whose keys and values this one reads, if it has none itself.
 
         Returns:
           `[B, T, E]`, and the delta: a pytree whose leaves lead with `[B, T]`, from which a path can be replayed.
@@ -69,12 +70,12 @@ class MixerConfig(abc.ABC):
 
     @property
     def reads(self) -> Hashable:
-        """What its tables depend on. Layers with one kind of mixer and equal values share tables."""
+        """The values on which its tables depend. Layers with one kind of mixer and equal values share tables."""
         return ()
 
     def tables(self, positions: Array, longest: int) -> Any:
-        """What its layers compute of positions `[B, T]` once per pass, in a model for texts of up to `longest`
-        tokens."""
+        """The tables that its layers compute from positions `[B, T]` once per pass, in a model for texts of up to
+        `longest` tokens."""
         return None
 
 

@@ -14,13 +14,15 @@ Array = jax.Array
 class RopeScaling:
     """The scaling of a rope's frequencies.
 
+    `longrope` has two sets of factors, and a model uses one of them for all positions. Keys in a cache keep their
+    rotation, so a text that outgrew the first training's positions would otherwise mix both sets. Then it would depend
+    on how it was cut into passes.
+
     Attributes:
       kind: `linear` divides positions by `factor`. `llama3` rescales only low frequencies (Llama 3.1, section 3.3).
         `proportional` divides positions and rotates only the fastest pairs of a head (Gemma 4). `yarn` divides low
         frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2).
-        `longrope` divides each frequency by its own factor (Ding et al. 2024, arXiv:2402.13753). It has two sets of
-        factors, and a model uses one of them for all positions. Keys in a cache keep their rotation, so a text that
-        outgrew the first training's positions would otherwise mix both sets and depend on how it was cut into passes.
+        `longrope` divides each frequency by its own factor (Ding et al. 2024, arXiv:2402.13753); see the class.
       factor: see `kind`.
       beta_fast: for `yarn`: pairs with at least so many turns within the first training's positions are unchanged.
       beta_slow: for `yarn`: pairs with at most so many turns are divided.

@@ -63,9 +63,9 @@ def save(
       generation: further fields of `generation_config.json`, such as a loaded model's `Model.generation`.
 
     Raises:
-      ModelError: if no supported architecture expresses the config; on a bad `dtype` or `layout`; if matrices were
-        quantised when they were loaded; if `folder` is a file or, for `orbax`, not empty; if other processes hold a
-        part of what safetensors would store; or if `dfloat11` cannot write the model.
+      ModelError: if no supported architecture expresses the config, on a bad `dtype` or `layout`, or if matrices were
+        quantised when they were loaded. Also if `folder` is a file or, for `orbax`, not empty. Also if other processes
+        hold a part of what safetensors would store, or if `dfloat11` cannot write the model.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)

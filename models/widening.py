@@ -126,7 +126,9 @@ def _parts(path: tuple[Any, ...], x: Array, module: str, width: int) -> int:
     if module not in _JOINED:
         return 1
     if x.shape[0] % width:
-        raise ModelError(f"{jax.tree_util.keystr(path)} reads {x.shape[0]} numbers, no multiple of the width {width}")
+        raise ModelError(
+            f"{jax.tree_util.keystr(path)} reads {x.shape[0]} numbers, which is not a multiple of the width {width}"
+        )
     return x.shape[0] // width
 
 

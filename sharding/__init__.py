@@ -1,4 +1,4 @@
-"""Meshes: one table from logical axes to mesh axes, used by parameters, caches and state alike."""
+"""Meshes, and one table from logical axes to mesh axes for parameters, caches and state."""
 
 from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import RULES, shardings

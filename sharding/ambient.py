@@ -1,4 +1,4 @@
-"""The mesh that code is traced under: what a kernel asks to know its part (`jax.sharding.get_abstract_mesh`)."""
+"""The mesh under which code is traced, from which a kernel learns its part (`jax.sharding.get_abstract_mesh`)."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ Method = TypeVar("Method", bound=Callable)
 
 
 def on_mesh(method: Method) -> Method:
-    """A method that is traced under its object's `mesh`; as it is where that is None."""
+    """A decorator: the method is traced under its object's `mesh`; unchanged if that is None."""
 
     @functools.wraps(method)
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,24 +25,26 @@ def on_mesh(method: Method) -> Method:
 
 
 def under(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager:
-    """Inside jit: what is traced within lies on this mesh; without one nothing changes."""
+    """Inside jit: a context whose code is traced for this mesh; without a mesh nothing changes."""
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def known_mesh() -> jax.sharding.AbstractMesh | None:
-    """The ambient mesh where it splits what is traced; None where it `says_nothing`."""
+    """The ambient mesh if it splits the traced arrays; None if it `says_nothing`."""
     mesh = jax.sharding.get_abstract_mesh()
     return None if says_nothing(mesh) else mesh
 
 
 def says_nothing(mesh: jax.sharding.AbstractMesh) -> bool:
-    """Whether an ambient mesh does not tell how arrays lie: there is none, or one device; inside `shard_map` the caller knows
-    it, and under `Explicit` axes their types do."""
+    """Whether an ambient mesh does not tell how arrays are split.
+
+    That is so if there is no mesh or only one device, inside `shard_map` (the caller knows), and under `Explicit` axes
+    (the arrays' types tell)."""
     return mesh.empty or mesh.size == 1 or bool(mesh.manual_axes) or AxisType.Explicit in mesh.axis_types
 
 
 def split_tokens(x: jax.Array) -> jax.Array:
-    """`[B, T, ...]`, its tokens kept split as the ambient mesh says; as it is where nothing splits them."""
+    """`[B, T, ...]` with its tokens kept split by the ambient mesh; unchanged if nothing splits them."""
     mesh = known_mesh()
     if mesh is None or parts(mesh, "tokens") == 1:
         return x

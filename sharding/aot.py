@@ -1,7 +1,7 @@
-"""Devices of TPU slices and of machines with NVIDIA's Hopper GPUs that are not there, to compile for ahead of time.
+"""Absent devices to compile for ahead of time: TPU slices, and machines with NVIDIA's Hopper GPUs.
 
-`jax.jit(f).lower(...)` of `ShapeDtypeStruct`s whose shardings lie on such devices runs the real compiler of the platform. The
-result says what it needs and can be read, but not run.
+`jax.jit(f).lower(...)` of `ShapeDtypeStruct`s with shardings on such devices uses the platform's real compiler. The
+result can be inspected, for example for its memory, but not run.
 """
 
 import contextlib
@@ -19,28 +19,30 @@ from jax.experimental import topologies
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The figures that its maker publishes about one chip.
+    """A chip, with the figures that its maker publishes.
 
     Attributes:
-      name: as written in a topology.
-      hbm_bytes: memory.
+      name: its name in topologies.
+      hbm_bytes: its memory.
       hbm_bandwidth: bytes per second.
       flops: dense bfloat16 operations per second.
-      ici_bandwidth: bytes per second between a chip and its neighbours, all links and both directions together.
-      dimensions: of a slice; 1 where every chip reaches every other through a switch.
-      torus: a slice whose sides are all multiples of it is closed to a ring in every dimension.
-      slices: usual slices, smallest first.
-      source: where the figures come from.
-      compilers: packages that compile for it, any of them; none: nothing is compiled, and memory is counted alone.
+      ici_bandwidth: bytes per second between a chip and its neighbours, over all links and both directions.
+      dimensions: the dimensions of a slice; 1 if every chip reaches every other through a switch.
+      torus: a slice whose sides are all multiples of this is a ring in every dimension.
+      slices: common slices, smallest first.
+      source: the source of the figures.
+      compilers: packages of which any can compile for it; if there are none, nothing is compiled and only memory is
+        counted.
       dtype: the usual type of weights.
-      clock: cycles a second, of those that its compiler counts; 0: it counts none. The published operations over those that the
-        matrix units do in a cycle.
+      clock: the cycles per second that its compiler counts: the published operations over those of the matrix units per
+        cycle; 0: it counts none.
       reads: bytes per second at which its compiler expects a product of few rows to read a large matrix.
-      latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch,
-        an assumption.
-      launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
-      l2_bytes: of a cache between the chip and its memory; 0 where the compiler itself places what stays on the chip.
-      kinds: what JAX calls such a device.
+      latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the
+        switch, an assumption.
+      launch: seconds that a kernel takes to start, if the compiler counts no cycles; an assumption.
+      l2_bytes: the size of a cache between the chip and its memory; 0 if the compiler itself decides what stays on the
+        chip.
+      kinds: JAX's names of such a device.
     """
 
     name: str
@@ -62,8 +64,10 @@ class Chip:
     kinds: tuple[str, ...] = ()
 
     def links(self, topology: str) -> float:
-        """Bytes a second between a chip and its neighbours in a slice such as `v5e:2x2`, of the chip that has fewest: two in a
-        dimension that is a ring, one in one that is not, none in one of a single chip.
+        """Bytes per second between a chip and its neighbours in a slice such as `v5e:2x2`, for the chip with the fewest
+        links.
+
+        It has two links in a dimension that is a ring, one in another dimension, and none in a dimension of size 1.
 
         >>> chip_of("v5e:2x2").links("v5e:2x2") / chip_of("v5e:2x2").ici_bandwidth
         0.5
@@ -74,7 +78,7 @@ class Chip:
         return self.ici_bandwidth * (1 + self._closed(sides)) * sum(side > 1 for side in sides) / (2 * len(sides))
 
     def hops(self, topology: str) -> int:
-        """The most links that a message passes on its way through a slice.
+        """The most links on a message's path through a slice.
 
         >>> [chip_of("v5e:2x2").hops(shape) for shape in ("v5e:1x1", "v5e:2x4", "v5e:16x16")]
         [0, 4, 16]
@@ -126,7 +130,8 @@ CHIPS = {
 
 
 def _hopper(chip: Chip) -> str:
-    """What XLA's GPU compiler asks of a device it cannot see: CUDA's tables for compute capability 9.0, and the data sheet."""
+    """The properties that XLA's GPU compiler needs of an absent device: CUDA's tables for compute capability 9.0, and
+    the data sheet."""
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -143,7 +148,7 @@ device_description_str: "{chip.kinds[0]}"
 
 
 def chip_named(kind: str) -> Chip | None:
-    """The chip of a device by what JAX calls it (`device_kind`), or None.
+    """The chip of a device by JAX's name for it (`device_kind`), or None.
 
     >>> chip_named("TPU v5 lite").name
     'v5e'
@@ -155,7 +160,7 @@ def chip_of(topology: str) -> Chip:
     """The chip of a topology such as `v5e:2x2`.
 
     Raises:
-      ValueError: where the line names no chip of ours, or no slice of it.
+      ValueError: if the line names an unknown chip, or no slice of it.
     """
     name, _, shape = topology.partition(":")
     if name not in CHIPS:
@@ -165,20 +170,22 @@ def chip_of(topology: str) -> Chip:
     chip = CHIPS[name]
     odd = chip.dimensions == 1 and shape not in chip.slices
     if odd or not re.fullmatch(r"[1-9]\d*" + r"x[1-9]\d*" * (chip.dimensions - 1), shape):
-        raise ValueError(f"topology {topology!r}: {shape!r} is no slice of {name}; there are {', '.join(chip.slices)}")
+        raise ValueError(
+            f"topology {topology!r}: {shape!r} is not a slice of {name}; slices are {', '.join(chip.slices)}"
+        )
     return chip
 
 
 def can_compile(chip: Chip) -> bool:
-    """Whether a package that compiles for it is installed."""
+    """Whether a package that compiles for the chip is installed."""
     return any(importlib.util.find_spec(name) is not None for name in chip.compilers)
 
 
 def devices(topology: str) -> list[Any]:
-    """The devices of a topology, none of which has to exist: `v5e:2x2`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`.
+    """The devices of a topology, which need not exist: `v5e:2x2`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`.
 
     Raises:
-      ValueError: on an unknown topology, one that nothing compiles for, or without the compiler of its platform; says what to
+      ValueError: on an unknown topology, on one without any compiler, or if its compiler is not installed; says what to
         install.
     """
     return list(_devices(topology, chip_of(topology)))
@@ -196,7 +203,7 @@ def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
         options = {"target_config": _hopper(chip), "topology": f"1x1x{shape}"}
         try:
             return tuple(topologies.get_topology_desc(platform="cuda", topology_name=chip.name, **options).devices)
-        except NotImplementedError as error:  # JAX looked for a card, found none, and left the plugin out
+        except NotImplementedError as error:  # JAX found no card, and left the plugin out
             raise ValueError(
                 f"compiling for {chip.name} needs JAX to start without looking for a GPU: set JAX_PLATFORMS=cpu"
             ) from error
@@ -211,12 +218,12 @@ def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def made_for(kind: str, platform: str, cores: int | None = None) -> Iterator[None]:
-    """Where programs are lowered for a device that is not there, and set no mesh: tells kernels which device they are made for.
+    """A context for lowering programs for an absent device without a mesh: it tells kernels the device.
 
     Args:
-      kind: what JAX calls it, such as `NVIDIA H100 80GB HBM3`.
+      kind: JAX's name of it, such as `NVIDIA H100 80GB HBM3`.
       platform: `gpu` or `tpu`.
-      cores: of a TPU.
+      cores: a TPU's number of cores.
     """
     device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
@@ -224,11 +231,11 @@ def made_for(kind: str, platform: str, cores: int | None = None) -> Iterator[Non
 
 
 def lowered(program: Any, *given: Any) -> Any:
-    """What `program.lower(*given)` returns, for the devices that its arguments lie on.
+    """`program.lower(*given)`, for the devices of its arguments.
 
     Args:
       program: what `jax.jit` returned.
-      *given: pytrees of `ShapeDtypeStruct`s whose shardings lie on such devices.
+      *given: pytrees of `ShapeDtypeStruct`s with shardings on such devices.
     """
     device = next(iter(jax.tree.leaves(given)[0].sharding.device_set))
     with made_for(device.device_kind, device.platform, getattr(device, "num_cores", None)):
@@ -238,12 +245,12 @@ def lowered(program: Any, *given: Any) -> Any:
 def compiled(lowered: Any, level: str | None = None) -> Any:
     """A lowered program, compiled for such devices.
 
-    It stays out of JAX's persistent cache, where programs are written that take longer than a set time to compile: it could
-    not be loaded again without its devices.
+    It is not written to JAX's persistent cache, which stores programs that take long to compile, because it could not
+    be loaded again without its devices.
 
     Args:
       lowered: the program.
-      level: how much the compiler optimises, such as `O1`; None: as usual.
+      level: the optimisation level, such as `O1`; None: the default.
     """
     settings: dict[str, Any] = {"jax_persistent_cache_min_compile_time_secs": float("inf")}
     if level is not None:
@@ -260,9 +267,10 @@ def compiled(lowered: Any, level: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def _libtpu() -> Iterator[None]:
-    """What libtpu reads from the environment when it is loaded: to look for no TPU, and to share the machine.
+    """Sets environment variables that libtpu reads when it is loaded, so that it looks for no TPU and shares the
+    machine.
 
-    It takes a lock on the machine's TPUs, which there is no need for: several processes may compile at a time.
+    By default it locks the machine's TPUs. The lock is not needed here: several processes may compile at the same time.
     """
     wanted = {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",

@@ -1,7 +1,7 @@
-"""One program over many processes: how they find each other, and what all of them must see alike.
+"""One program over several processes: how they find each other, and how they agree.
 
-Every process runs the same program on its own part of the devices. So every decision of the host must be the same in all of
-them: it reads arrays that all hold (`to_host`), or asks (`anywhere`, `from_first`).
+Every process runs the same program on its own part of the devices. So every decision of the host must be the same in
+all processes: it is made from arrays that all of them hold (`to_host`), or exchanged (`anywhere`, `from_first`).
 """
 
 import functools
@@ -17,27 +17,27 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-HEARTBEAT_SECONDS = 20  # after which a silent process counts as dead
-START_SECONDS = 120  # for all processes to come up, and to go down
+HEARTBEAT_SECONDS = 20  # the time after which a silent process counts as dead
+START_SECONDS = 120  # the time for all processes to start, and to stop
 _LOST = re.compile("Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
 
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Joins this process to the others (`jax.distributed.initialize`). Before anything else of JAX; CPUs talk over Gloo.
+    """Joins this process to the others (`jax.distributed.initialize`). Call it before anything else of JAX.
 
-    What is None comes from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else from the cluster, where
-    JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
+    CPUs communicate over Gloo. Arguments that are None come from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID`, otherwise from the cluster, if JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
 
-    A process that dies is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others; so it does where they are not all
-    there after `START_SECONDS`.
+    A dead process is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others. JAX also aborts if not all
+    processes are present after `START_SECONDS`.
 
     Args:
-      coordinator: `host:port` of process 0, at which the others can reach it; the port is free there.
-      num_processes: how many there are.
-      process_id: of this one, from 0.
+      coordinator: `host:port` at which the others can reach process 0; the port must be free there.
+      num_processes: the number of processes.
+      process_id: the number of this process, from 0.
 
     Raises:
-      ValueError: one line that says what is missing or wrong, or why it cannot join.
+      ValueError: one line that says what is missing or wrong, or why the process cannot join.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     num_processes = _integer(num_processes, "JAX_NUM_PROCESSES")
@@ -62,7 +62,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         )
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"this is no cluster that JAX knows ({error}): give the coordinator HOST:PORT, the number of processes and the "
+            f"this is not a cluster that JAX knows ({error}): give the coordinator HOST:PORT, the number of processes and the "
             "id of this one"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
@@ -71,7 +71,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
             f"process {process_id} of {num_processes} cannot join the others at {coordinator}: {first}"
         ) from error
     own, devices, processes = jax.local_device_count(), jax.device_count(), jax.process_count()
-    if devices != own * processes:  # `gather` needs as many from each
+    if devices != own * processes:  # `gather` needs equally many from each
         raise ValueError(
             f"this process has {own} devices of {devices}, and there are {processes} processes: give all of them as many"
         )
@@ -82,17 +82,17 @@ def _integer(value: int | None, name: str) -> int | None:
     if value is not None or text is None:
         return value
     if not text.isdigit():
-        raise ValueError(f"{name} is {text!r}, which is no number")
+        raise ValueError(f"{name} is {text!r}, which is not a number")
     return int(text)
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all: writes files, prints. True where there is but one."""
+    """Whether this process acts for all: it writes files and prints. True if there is only one process."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def says_lost(error: Exception) -> bool:
-    """Whether an error comes of another process that ended, as far as JAX's words tell."""
+    """Whether an error comes from the end of another process, judging by JAX's message."""
     return not _alone() and bool(_LOST.search(str(error)))
 
 
@@ -106,10 +106,10 @@ def _replicate(mesh: Mesh) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays as numpy arrays, whole and the same in every process; `jax.device_get` where there is but one.
+    """Arrays as numpy arrays, whole and the same in every process; `jax.device_get` if there is only one process.
 
     Args:
-      tree: of arrays on one mesh; small, since every device gets a copy.
+      tree: a pytree of arrays on one mesh; it should be small, since every device gets a copy.
     """
     if _alone():
         return jax.device_get(tree)
@@ -129,11 +129,13 @@ def to_devices(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def to_places(tree: Any, places: Any) -> Any:
-    """Arrays laid out anew (`jax.device_put`); those that lie on this process's devices alone are the same in every process.
+    """Arrays moved to other shardings (`jax.device_put`).
+
+    Arrays that are only on this process's devices must be the same in every process.
 
     Args:
-      tree: of arrays.
-      places: a sharding for each of them.
+      tree: a pytree of arrays.
+      places: a sharding for each array.
     """
     if _alone():
         return jax.device_put(tree, places)
@@ -142,30 +144,31 @@ def to_places(tree: Any, places: Any) -> Any:
 
 
 def gather(value: np.ndarray) -> np.ndarray:
-    """What every process says, `[processes, ...]`; all must call it, with one shape and type of at most 32 bits."""
+    """The values of all processes, `[processes, ...]`. All must call it, with the same shape and a type of at most 32
+    bits."""
     return np.asarray(multihost_utils.process_allgather(value)).reshape(jax.process_count(), *np.shape(value))
 
 
 def anywhere(flag: bool) -> bool:
-    """Whether it is so in any process; all must ask."""
+    """Whether the flag is set in any process; all must call it."""
     return flag if _alone() else bool(gather(np.asarray(flag)).any())
 
 
 def largest(number: int) -> int:
-    """The largest that any process says, of 32 bits; all must ask."""
+    """The largest number of all processes, of 32 bits; all must call it."""
     return number if _alone() else int(gather(np.asarray(number, np.int32)).max())
 
 
 def from_first(value: np.ndarray) -> np.ndarray:
-    """What process 0 says; all must ask, with one shape and type."""
+    """The value of process 0; all must call it, with the same shape and type."""
     return value if _alone() else gather(value)[0]
 
 
 def meet(mesh: Mesh) -> None:
-    """Connects the processes for every group of mesh axes; all must call it, and in step.
+    """Connects the processes for every group of mesh axes; all must call it at about the same time.
 
-    On CPUs Gloo connects them at a group's first use and allows 30 seconds, which a first program may take longer to compile in
-    one process than in another.
+    On CPUs, Gloo connects processes at a group's first use and waits 30 seconds. Processes may differ by more than that
+    in compiling a first program.
     """
     axes = [name for name in mesh.axis_names if mesh.shape[name] > 1]
     one = to_devices(np.ones((), np.float32), NamedSharding(mesh, PartitionSpec()))
@@ -177,10 +180,10 @@ def meet(mesh: Mesh) -> None:
 
 
 def differing(named: dict[str, Any]) -> dict[str, int]:
-    """Which of these JSON values are not the same everywhere: the first process that differs from process 0, by name.
+    """The JSON values that differ between processes: by name, the first process that differs from process 0.
 
     Args:
-      named: the same names in every process.
+      named: values by name; names are the same in every process.
     """
     digest = lambda value: np.frombuffer(hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest(), np.uint8)
     said = gather(np.stack([digest(value) for value in named.values()]))

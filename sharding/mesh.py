@@ -1,4 +1,4 @@
-"""Meshes from a line of text."""
+"""Meshes from lines of text."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,19 @@ import numpy as np
 from jax.sharding import AxisType
 
 AXES = ("data", "model", "context")
-"""Rows, weights and heads, cache slots: every mesh here has all three, of size 1 where unused."""
+"""The axes for rows, for weights and heads, and for cache slots. Every mesh has all three; an unused axis has size
+1."""
 
 
 def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | None = None) -> jax.sharding.Mesh | None:
     """A mesh over all devices from `"data=2,model=2,context=2"`; an axis that is not named has size 1.
 
     Args:
-      spec: the line, a mesh (which gets the axes that it lacks, of size 1), or None for none.
-      devices: those of `specjax.sharding.aot.devices`, say; None: those there are.
+      spec: the line, a mesh (missing axes are added with size 1), or None for no mesh.
+      devices: for example those of `specjax.sharding.aot.devices`; None: all devices of JAX.
 
     Raises:
-      ValueError: on a malformed line or an unknown axis, or when the sizes do not multiply to the number of devices.
+      ValueError: on a malformed line or an unknown axis, or if the product of the sizes is not the number of devices.
     """
     if spec is None:
         return spec
@@ -42,7 +43,7 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | N
 
 
 def axis_sizes(spec: str) -> dict[str, int]:
-    """The axes of a line such as `"data=2,model=4"`; one that is not named has size 1.
+    """The sizes of the axes in a line such as `"data=2,model=4"`; an axis that is not named has size 1.
 
     Raises:
       ValueError: on a malformed line or an unknown axis.

@@ -1,4 +1,4 @@
-"""Rows of a batch that several processes read, each its own."""
+"""Rows of a batch when each of several processes reads its own."""
 
 import jax
 import numpy as np
@@ -8,11 +8,11 @@ from specjax.sharding.rules import partition
 
 
 def own_rows(mesh: Mesh | None, count: int) -> np.ndarray:
-    """Which rows of a batch lie on this process's devices, in order; all of them where there is but one process.
+    """The rows of a batch on this process's devices, in order; all rows if there is only one process.
 
     Args:
       mesh: splits the rows over its axis `data`.
-      count: of the whole batch.
+      count: the number of rows of the whole batch.
     """
     if mesh is None:
         return np.arange(count)
@@ -21,7 +21,7 @@ def own_rows(mesh: Mesh | None, count: int) -> np.ndarray:
 
 
 def placed_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
-    """The array of a batch over the mesh, from the `own_rows` of it that every process has."""
+    """The array of a batch over the mesh, from every process's `own_rows`."""
     count = len(rows) * mesh.shape["data"] // mesh.local_mesh.shape["data"]
     shape = (count, *rows.shape[1:])
     place = NamedSharding(mesh, partition(mesh, ("batch",) + (None,) * (rows.ndim - 1), shape, {}))

@@ -1,4 +1,4 @@
-"""From logical axis names to shardings: the one place that decides what is split and what is replicated."""
+"""From logical axis names to shardings: the one place that decides which arrays are split or replicated."""
 
 from typing import Any
 
@@ -16,36 +16,36 @@ RULES: dict[str, str] = {
     "slots": "context",
     "tokens": "context",
 }
-"""Mesh axis of each logical axis; a name that is not here is replicated.
+"""The mesh axis of each logical axis; other names are replicated.
 
-`slots` are a cache's, `tokens` those of a block that `Block.split` lets a mesh split. Of `expert`, which expert it is, and
-`expert_mlp`, an expert's inner width, one is split: see `whole_experts`.
+`slots` are a cache's. `tokens` are those of a block that `Block.split` allows a mesh to split. Of `expert` (the number
+of the expert) and `expert_mlp` (an expert's inner width), only one is split; see `whole_experts`.
 """
 _LANES = 128
 
 
 def parts(mesh: Mesh | AbstractMesh | None, name: str) -> int:
-    """The number of parts that a mesh makes of a logical axis; 1 without a mesh."""
+    """The number of parts into which a mesh splits a logical axis; 1 without a mesh."""
     return 1 if mesh is None else mesh.shape.get(RULES[name], 1)
 
 
 def rounded(mesh: Mesh | AbstractMesh | None, name: str, size: int) -> int:
-    """A size of a logical axis, rounded up to what the mesh divides."""
+    """A size of a logical axis, rounded up to a multiple that the mesh divides."""
     count = parts(mesh, name)
     return -(-size // count) * count
 
 
 def whole_experts(mesh: Mesh | AbstractMesh, count: int, inner: int) -> bool:
-    """Whether every device holds some experts whole, and not a part of each.
+    """Whether every device holds some whole experts rather than a part of each.
 
-    A part keeps all devices equally busy, whatever tokens choose. But where it is no multiple of the 128 lanes that matrix
-    units take, a TPU's compiler copies the matrices of all experts in every step; then experts stay whole, if the mesh divides
-    their number.
+    Parts keep all devices equally busy, whatever experts the tokens choose. But if a part is not a multiple of the 128
+    lanes of matrix units, a TPU's compiler copies the matrices of all experts in every step. Then experts stay whole,
+    if the mesh divides their number.
 
     Args:
       mesh: the mesh.
-      count: how many experts a layer has.
-      inner: the inner width of one.
+      count: the number of experts of a layer.
+      inner: an expert's inner width.
     """
     own = parts(mesh, "expert")
     return own > 1 and count % own == 0 and inner % (own * _LANES) != 0
@@ -54,17 +54,17 @@ def whole_experts(mesh: Mesh | AbstractMesh, count: int, inner: int) -> bool:
 def partition(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
 ) -> PartitionSpec:
-    """The split of one array. A dimension that its mesh axis does not divide is replicated.
+    """The partition of one array. A dimension that its mesh axis does not divide is replicated.
 
     Args:
       mesh: the mesh.
       axes: a logical name, or None, for every dimension.
-      shape: the array's.
-      counts: units of an axis that must stay whole (heads), where they are not the dimension's size. An array with an axis
-        `expert` needs those of `expert` and `expert_mlp`, or is split by the latter.
+      shape: the array's shape.
+      counts: the number of units of an axis that must stay whole (heads), if it is not the dimension's size. An array
+        with an axis `expert` needs the counts of `expert` and `expert_mlp`; without them it is split by the latter.
 
     Raises:
-      ValueError: where two dimensions would be split over one mesh axis.
+      ValueError: if two dimensions would be split over one mesh axis.
     """
     if "expert" in axes:
         kept = whole_experts(mesh, counts.get("expert", 1), counts.get("expert_mlp", 1))
@@ -90,7 +90,7 @@ def shardings(mesh: Mesh, axes: Any, tree: Any, counts: dict[str, int] | None = 
     Args:
       mesh: the mesh.
       axes: a pytree like `tree` with a tuple of logical names at every leaf.
-      tree: of arrays, or of `ShapeDtypeStruct`.
+      tree: a pytree of arrays or of `ShapeDtypeStruct`.
       counts: see `partition`.
     """
     return jax.tree.map(
@@ -99,11 +99,11 @@ def shardings(mesh: Mesh, axes: Any, tree: Any, counts: dict[str, int] | None = 
 
 
 def fully_sharded(places: Any, tree: Any) -> Any:
-    """Shardings that split over the axis of `batch` too: of an array the first dimension that is whole and that it divides.
+    """Shardings that also split over the mesh axis of `batch`: the first whole dimension of an array that it divides.
 
     Args:
-      places: of `shardings`.
-      tree: of arrays, or of `ShapeDtypeStruct`.
+      places: from `shardings`.
+      tree: a pytree of arrays or of `ShapeDtypeStruct`.
     """
     own = RULES["batch"]
 
@@ -119,26 +119,27 @@ def fully_sharded(places: Any, tree: Any) -> Any:
 
 
 def placed(tree: Any, places: Any) -> Any:
-    """`ShapeDtypeStruct`s with shardings, for programs that are compiled and not run.
+    """`ShapeDtypeStruct`s with shardings, for programs that are compiled but not run.
 
     Args:
-      tree: of arrays, or of `ShapeDtypeStruct`.
-      places: a pytree like `tree`, of shardings.
+      tree: a pytree of arrays or of `ShapeDtypeStruct`.
+      places: a pytree of shardings like `tree`.
     """
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
 def replicated(mesh: Mesh, tree: Any) -> Any:
-    """A sharding for every leaf of `tree` that puts a copy on each device."""
+    """A sharding for every leaf of `tree` that copies it to each device."""
     return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
 
 
 def constrain(mesh: Mesh | None, axes: Any, tree: Any) -> Any:
-    """The tree, kept on its shardings inside jit, so that calls take and return one layout; as it is without a mesh.
+    """The tree constrained to its shardings inside jit, so that calls take and return one layout; unchanged without a
+    mesh.
 
     Args:
-      mesh: where it lies, or None.
-      axes: see `shardings`. A dimension of heads has one entry for each, so there are no `counts`.
-      tree: of arrays.
+      mesh: the mesh, or None.
+      axes: see `shardings`. A dimension of heads has one entry for each head, so there are no `counts`.
+      tree: a pytree of arrays.
     """
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, shardings(mesh, axes, tree))

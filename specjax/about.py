@@ -12,7 +12,7 @@ GUARANTEES = {
     "own text": "a published sampler, which defines its text",
     "lossy": "may write what plain decoding would not",
 }
-"""What a method's text is worth beside plain decoding's."""
+"""What a method guarantees about its text, compared with plain decoding's."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jax import Array
 
 PyTree = Any
-"""Nested containers of arrays whose structure is their maker's alone: parameters, caches, what a drafter keeps."""
+"""Nested containers of arrays with a structure that only their maker knows: parameters, caches, a drafter's state."""
 
 if TYPE_CHECKING:
     from typing import Annotated as Bool

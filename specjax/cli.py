@@ -189,7 +189,7 @@ def completion(options: CompletionOptions) -> int:
 
 
 WORDS = {"objectives": ", ".join(trainable()), "losses": ", ".join(LOSSES)}
-"""What help texts name."""
+"""The values of names in help texts."""
 
 COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "generate": ("complete prompts", JobOptions, generate.command),

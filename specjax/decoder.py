@@ -24,7 +24,7 @@ from specjax.state import Finish, Rows
 
 PyTree = Any
 State = TypeVar("State", bound=Rows)
-"""What a decoder carries from step to step."""
+"""The state that a decoder carries from step to step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Needs:
 
     Attributes:
       greedy: whether no row uses a warper.
-      brief: whether the job would end before the compilation of a program that only makes steps faster.
+      brief: whether the job would be over before a program that only makes steps faster were compiled.
       form: which columns of sampling parameters its rows need.
     """
 
@@ -189,7 +189,7 @@ class Decode(abc.ABC):
     """
 
     about: ClassVar[Named] = None
-    """Its names in a line of text, and what its text is worth."""
+    """Its names in a line of text, and what its text guarantees."""
 
     @abc.abstractmethod
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
@@ -364,7 +364,7 @@ read_prefix = jax.jit(
     static_argnums=(0,),
     donate_argnums=(2,),
 )
-"""`decoder.read_prefix` under jit, with the state donated: of decoders that can read a prefix once for many prompts."""
+"""`decoder.read_prefix` under jit, with the state donated, for decoders that read a prefix once for many prompts."""
 
 
 @functools.partial(jax.jit, static_argnums=0)

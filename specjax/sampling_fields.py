@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingFields:
-    """What `specjax samplers` lists; None where the user does not say.
+    """The options that `specjax samplers` lists; None means that the user gave none.
 
-    Which values each may have, `specjax.warpers` says.
+    `specjax.warpers` says which values each may have.
     """
 
     temperature: float | None = None

@@ -30,7 +30,7 @@ QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS":
 
 
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
-"""How a line on stderr begins that says what ended a command."""
+"""The beginning of the line on stderr about a signal that ended a command."""
 Options = TypeVar("Options")
 
 

@@ -98,7 +98,7 @@ def refused(run):
         (["generate", "x", "--seed"], "--seed: expected one argument"),
         (["generate", "x", "--model", "no_such_model"], "unknown model 'no_such_model'"),
         (["generate", "x", "--drafter", "frob"], "unknown drafter 'frob'; choose none"),
-        (["generate", "x", "--drafter", "beam"], "'beam' is no drafter, see `specjax drafters`: give it as decode"),
+        (["generate", "x", "--drafter", "beam"], "'beam' is not a drafter, see `specjax drafters`: give it as decode"),
         (["generate", "x", "--decode", "frob"], "unknown way to decode 'frob'; choose plain"),
         (["generate", "x", "--decode", "beam:frob=1"], "decode 'beam' has no field 'frob'; it has num_beams"),
         (["generate", "x", "--decode", "beam", "--drafter", "none"], "leave drafter out"),

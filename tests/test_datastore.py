@@ -119,7 +119,7 @@ def test_damaged_folders_are_refused(saved, tmp_path):
     arrays.unlink()
     refused("missing or damaged")
     (folder / "config.json").write_text(json.dumps({"drafter": "medusa"}))
-    refused("is no datastore")
+    refused("is not a datastore")
     with pytest.raises(models.ModelError, match="unknown datastore 'no_such'"):
         load_datastore("no_such", target())
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""bfloat16 numbers of a byte each and a Huffman code of their exponent."""
+"""bfloat16 numbers stored as one byte each and a Huffman code of the exponent."""
 
 from specjax.kernels.exponents.api import numbers
 

@@ -1,6 +1,6 @@
-"""The one door to numbers with coded exponents: picks an implementation when a program is lowered.
+"""The entry point of numbers with coded exponents, which chooses an implementation when a program is lowered.
 
-Nothing is traced for platforms that the program is not compiled for.
+Nothing is traced for platforms for which the program is not compiled.
 """
 
 import functools
@@ -23,20 +23,22 @@ Implementation = Literal["xla", "pallas_tpu_interpreted", "pallas_gpu_interprete
 def numbers(
     rest: Array, codes: Array, table: Array, after: Array | None = None, *, implementation: Implementation | None = None
 ) -> Array:
-    """A matrix in bfloat16, bit for bit, of what is kept of it (DFloat11, Zhang et al. 2025, arXiv:2504.11651).
+    """Restores a matrix in bfloat16, bit for bit, from its stored parts (DFloat11, Zhang et al. 2025,
+    arXiv:2504.11651).
 
-    Of every output a run of `n = E / S` inputs is a lane: its codes follow each other from the highest bit of its first word
-    on, so all lanes are decoded side by side and none waits for another. `W` are words of a lane.
+    A lane is a run of `n = E / S` inputs of one output. Its codes follow each other from the highest bit of its first
+    word on. So all lanes are decoded in parallel and none waits for another. `W` are words of a lane.
 
     Args:
       rest: `[..., E, F]` uint8, the sign and the seven bits after the exponent.
       codes: `[..., W, S, F]` uint32.
-      table: `[..., 256, 1, 1]` uint16; for the eight bits that follow in a lane the exponent whose code they begin with and,
-        in the high byte, how many of them that has.
-      after: where given, an array that is there before: a CPU makes many matrices at once else, and keeps all of them.
-        Compilers of other platforms order that themselves.
-      implementation: None decides when the program is lowered: a Pallas kernel on a TPU or an NVIDIA GPU where it can serve
-        the shapes and no mesh splits matrices, else `xla`. The others are for tests: the kernels in an interpreter.
+      table: `[..., 256, 1, 1]` uint16; for the next eight bits of a lane, the exponent whose code they begin with and,
+        in the high byte, the length of that code.
+      after: if given, an array that must be computed first. Otherwise a CPU restores many matrices at once and keeps
+        all of them; compilers of other platforms order this themselves.
+      implementation: None decides when the program is lowered: a Pallas kernel on a TPU or an NVIDIA GPU if it supports
+        the shapes and no mesh splits matrices, otherwise `xla`. Other values are for tests: the kernels in an
+        interpreter.
 
     Returns:
       `[..., E, F]` bfloat16.
@@ -58,7 +60,7 @@ def numbers(
 
 def _cpu(rest, codes, table, after):
     first = after[(0,) * after.ndim].astype(jnp.float32)
-    # always 0, which the compiler does not know; barriers it drops before it decides what comes when
+    # always 0, which the compiler does not know; it drops barriers before it schedules operations
     nothing = jnp.minimum(jax.lax.bitcast_convert_type(first, jnp.int32) & 1, 0).astype(table.dtype)
     return xla.numbers(rest, codes, table + nothing)
 
@@ -80,7 +82,7 @@ def _tpu(rest, codes, table, interpret=False):
 
 
 def _each(kernel, rest, codes, table):
-    """One matrix after the other."""
+    """Decodes one matrix after the other."""
     if rest.ndim == 2:
         return kernel(rest, codes, table)
     return jax.lax.map(lambda parts: _each(kernel, *parts), (rest, codes, table))
@@ -93,7 +95,8 @@ exponents_p.def_abstract_eval(lambda rest, *_: jax.core.ShapedArray(rest.shape, 
 
 @settled
 def _batch(values, axes):
-    """Under `jax.vmap`: in XLA, which any mapped axis may stand before; once, where no part of the matrix is mapped."""
+    """Under `jax.vmap`: XLA's implementation, which supports any mapped axis; only once if no part of the matrix is
+    mapped."""
     if all(axis is None for axis in axes[:3]):
         return exponents_p.bind(*values[:3], jax.lax.index_in_dim(values[3], 0, axes[3], keepdims=False)), None
     return jax.vmap(xla.numbers, in_axes=axes[:3])(*values[:3]), 0

@@ -1,6 +1,7 @@
-"""Coded exponents on an NVIDIA GPU: Triton programs that decode a run of some outputs, a lane a thread.
+"""Coded exponents on an NVIDIA GPU: Triton programs that decode a run of some outputs, one lane per thread.
 
-Words and table are read where a lane needs them: neighbouring lanes are at about the same word, so their reads share lines.
+Words and table are read when a lane needs them. Neighbouring lanes are at about the same word, so their reads share
+cache lines.
 """
 
 import functools
@@ -34,7 +35,7 @@ def numbers(rest: Array, codes: Array, table: Array, *, interpret: bool = False)
 
 
 def _kernel(rest_ref, codes_ref, table_ref, out_ref, *, words, runs, outputs, count):
-    """All operands flat."""
+    """Decodes lanes; all operands are flat."""
     run = pl.program_id(0)
     output = pl.program_id(1) * LANES + jax.lax.iota(jnp.int32, LANES)
     own = output < outputs

@@ -1,8 +1,8 @@
 """Coded exponents on a TPU: a Mosaic kernel whose registers are eight runs of 128 outputs.
 
-A lane's next word is picked among all words of its lane by comparison, once for four codes: nothing is gathered from memory.
-The table is two registers, which lanes look up by number. Four exponents fill a word, as four bytes of `rest` do, so that both
-are put together a word at a time.
+A lane's next word is selected among all words of the lane by comparison, once per four codes, so nothing is gathered
+from memory. The table is two registers, which lanes look up by number. Four exponents fill a word, like four bytes of
+`rest`, so both are combined one word at a time.
 """
 
 import functools
@@ -18,11 +18,11 @@ Array = jax.Array
 
 RUNS, LANES = 8, 128
 TILE = 32
-"""Rows of a tile of bytes, which a run fills."""
+"""Rows of a tile of bytes; a run fills a tile."""
 
 
 def serves(rest: tuple[int, ...], codes: tuple[int, ...]) -> bool:
-    """Whether it can decode matrices of these shapes; see `api.numbers`."""
+    """Whether the kernel can decode matrices of these shapes; see `api.numbers`."""
     runs, outputs = codes[-2:]
     return runs >= RUNS and outputs >= LANES and rest[-2] // runs % TILE == 0
 

@@ -1,4 +1,4 @@
-"""Coded exponents in plain XLA: all lanes of a matrix side by side, four codes of each at a time."""
+"""Coded exponents in plain XLA: all lanes of a matrix in parallel, four codes of each at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ Array = jax.Array
 LONGEST = 8
 """Bits of a code."""
 FOUR = 32 // LONGEST
-"""Codes that a window of 32 bits holds, however long they are."""
+"""The number of codes that surely fit in a window of 32 bits."""
 
 
 def numbers(rest: Array, codes: Array, table: Array) -> Array:
@@ -46,11 +46,11 @@ def _numbers(rest, codes, table):
 
 
 def window(first: Array, second: Array, at: Array) -> Array:
-    """The 32 bits that follow a place, of the word that it is in and the one after that."""
+    """The 32 bits after a place, from its word and the next one."""
     bit = (at & 31).astype(jnp.uint32)
     return first << bit | second >> 1 >> (31 - bit)  # no shift by 32, which is undefined
 
 
 def joined(rest: Array, exponents: Array) -> Array:
-    """The bits of a number, of what is kept apart of it."""
+    """The bits of a number, from its separately stored parts."""
     return (rest & 0x80) << 8 | exponents << 7 | rest & 0x7F

@@ -1,3 +1,3 @@
-"""A product of rows that are sorted by group, each with the matrix of its group."""
+"""The product of each row with the matrix of its group; rows are sorted by group."""
 
 from specjax.kernels.grouped_dot.api import grouped_dot as grouped_dot

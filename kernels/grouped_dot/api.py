@@ -1,6 +1,6 @@
-"""The one door to grouped products: picks an implementation when a program is lowered.
+"""The entry point of grouped products, which chooses an implementation when a program is lowered.
 
-Nothing is traced for platforms that the program is not compiled for.
+Nothing is traced for platforms for which the program is not compiled.
 """
 
 import jax
@@ -14,7 +14,8 @@ Array = jax.Array
 
 @jax.custom_vjp
 def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
-    """`jax.lax.ragged_dot`, which reads the matrices of all groups on a CPU and on a GPU; there this reads those with rows.
+    """`jax.lax.ragged_dot` that reads only the matrices of groups with rows; on CPUs and GPUs, JAX's version reads all
+    of them.
 
     Derivatives are those of `ragged_dot`. In the shape descriptions `R` denotes rows, `X` groups, `E` inputs, `F` outputs.
 

@@ -1,7 +1,7 @@
-"""Grouped products on an NVIDIA GPU: Triton programs that share out the rows of every group and the columns of its matrix.
+"""Grouped products on an NVIDIA GPU: Triton programs that divide every group's rows and its matrix's columns.
 
-XLA's own lowering multiplies every row with every matrix. Here a group without rows has no program, so its matrix is not read;
-where a group has more rows than a tile, programs of the same columns are neighbours and find them in the cache.
+XLA's own lowering multiplies every row with every matrix. Here a group without rows has no program, so its matrix is
+not read. If a group has more rows than a tile, programs of the same columns are adjacent and find them in the cache.
 """
 
 import functools
@@ -17,8 +17,8 @@ from specjax.kernels.tree_attention.parts import product
 TILE = (16, 64)
 """The fewest and the most rows of a program; tensor cores take no fewer than 16."""
 COLUMNS = 64
-"""Columns of a program: a line of a GPU's cache in bfloat16, and few enough that narrow experts keep its
-multiprocessors busy."""
+"""Columns of a program: a line of a GPU's cache in bfloat16, few enough that narrow experts keep all multiprocessors
+busy."""
 DEPTH = 64
 """Inputs that a program reads at a time."""
 
@@ -27,7 +27,7 @@ def dot(x: jax.Array, kernels: jax.Array, sizes: jax.Array, *, interpret: bool =
     """See `api.grouped_dot`. `interpret` runs it on any platform, slowly."""
     (rows, _), (count, _, columns) = x.shape, kernels.shape
     tile = min(max(width(rows, count), TILE[0]), TILE[1])
-    filled = min(rows, count)  # no more groups have a tile at all, and every further one is full
+    filled = min(rows, count)  # at most so many groups have a tile, and every further tile is full
     return pl.pallas_call(
         functools.partial(_kernel, tile=tile),
         out_shape=jax.ShapeDtypeStruct((rows, columns), x.dtype),
@@ -47,7 +47,7 @@ def _kernel(x_ref, kernels_ref, sizes_ref, out_ref, *, tile):
     group = jnp.sum((jnp.cumsum(tiles) <= pl.program_id(0)).astype(jnp.int32))
     before = groups < group
     start = jnp.sum(jnp.where(before, sizes, 0)) + (pl.program_id(0) - jnp.sum(jnp.where(before, tiles, 0))) * tile
-    end = jnp.sum(jnp.where(groups <= group, sizes, 0))  # after the last group it lies before the start
+    end = jnp.sum(jnp.where(groups <= group, sizes, 0))  # after the last group, the end precedes the start
     own = (start + jax.lax.iota(jnp.int32, tile) < end)[:, None]
     first = pl.program_id(1) * COLUMNS
     kept = (first + jax.lax.iota(jnp.int32, COLUMNS) < columns)[None]

@@ -11,8 +11,8 @@ from specjax.kernels.grouped_dot.width import width
 Array = jax.Array
 
 SCOPE = "groups_by_turns"
-"""The scope of the loop, by which a plan knows it."""
-_MOST = 64  # rows that one round of the loop multiplies
+"""The scope of the loop, by which a plan recognises it."""
+_MOST = 64  # the most rows that one round of the loop multiplies
 
 
 def _product(x: Array, kernels: Array, group: Array) -> Array:
@@ -21,10 +21,10 @@ def _product(x: Array, kernels: Array, group: Array) -> Array:
 
 
 def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any, Array], Array] = _product) -> Array:
-    """See `api.grouped_dot`; with a `product` of its own it takes whatever has the shape `[X, E, F]`.
+    """See `api.grouped_dot`. With a custom `product`, it takes kernels of any form with shape `[X, E, F]`.
 
-    A round multiplies a slice of one width, whose first rows are of one group, and writes all of it. The next begins where
-    that group's rows end, so that whatever was written for rows of other groups is overwritten.
+    A round multiplies a slice of fixed width, whose first rows belong to one group, and writes all of it. The next
+    round begins where that group's rows end, so it overwrites the results for rows of other groups.
     """
     rows, wide = x.shape[0], min(_MOST, width(x.shape[0], kernels.shape[0]))
     ends = jnp.cumsum(sizes)

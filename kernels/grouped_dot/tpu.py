@@ -1,4 +1,4 @@
-"""Grouped products on a TPU, whose compiler has one that visits the groups with rows alone."""
+"""Grouped products on a TPU, whose compiler has a product that visits only groups with rows."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,15 @@ from specjax.kernels.precision import is_usual
 
 Array = jax.Array
 
-_PARTS = 3  # bfloat16 holds 8 digits of a float32's 24
+_PARTS = 3  # bfloat16 holds 8 of a float32's 24 bits
 
 
 def dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """See `api.grouped_dot`.
 
-    The compiler takes bfloat16 matrices in its usual precision alone, in which products of numbers of bfloat16 are exact. Where
-    more is asked for, float32 rows are taken apart into numbers of bfloat16 that add up to them, so that their products with
-    such matrices are those of float32, and matrices are read as they lie, once.
+    The compiler takes bfloat16 matrices only at its default precision, in which products of bfloat16 numbers are exact.
+    For a higher precision, float32 rows are split into bfloat16 numbers that add up to them. Then the products equal
+    those of float32, and the matrices are still read once and unchanged.
     """
     narrow = x.dtype == kernels.dtype == jnp.bfloat16
     if is_usual() or narrow or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
@@ -29,7 +29,7 @@ def dot(x: Array, kernels: Array, sizes: Array) -> Array:
 
 
 def _parts(x):
-    """Numbers of bfloat16 whose sum is `x`; a plain cast and back is what XLA may leave out."""
+    """bfloat16 numbers whose sum is `x`. XLA may remove a plain cast there and back, so none is used."""
     found = []
     for _ in range(_PARTS):
         high = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

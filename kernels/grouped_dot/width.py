@@ -1,8 +1,8 @@
-"""The number of rows that are multiplied at a time."""
+"""The number of rows multiplied at a time."""
 
 
 def width(rows: int, groups: int) -> int:
-    """A power of two that holds twice the rows of a mean group.
+    """A power of two with room for twice the rows of an average group.
 
     >>> width(64, 128), width(64, 16), width(1024, 128)
     (1, 8, 16)

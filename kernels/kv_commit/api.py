@@ -1,4 +1,4 @@
-"""The one door to the cache write: picks an implementation."""
+"""The entry point of the cache write, which chooses an implementation."""
 
 import functools
 from collections.abc import Sequence
@@ -20,29 +20,34 @@ def kv_commit(
     positions: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The caches with the slots `src` of a block's keys or values written at `dst`, in place where they are donated.
+    """The caches with the slots `src` of a block's keys or values written at `dst`; in place if they are donated.
 
-    In the shape descriptions `T` denotes the block's slots, `M` those that are written, `S` the cache's.
+    By default, TPUs use the kernel for supported caches, those of one shape and type at a time, and one pass over all
+    scales for runs of up to 64. Otherwise `xla` is used, which touches only the written slots, but on TPUs row after
+    row. `xla` is also used under `jax.vmap`, and on several devices whose mesh is unknown or has explicit axes.
+
+    The ambient mesh tells how the caches are split (`specjax.sharding.RULES`); each device writes its part. Without a
+    mesh, wrap `pallas` in `shard_map` on several devices.
+
+    In the shape descriptions `T` denotes the block's slots, `M` the written slots, `S` the cache's slots.
 
     Args:
-      caches: `[B, K, S, H]` each, the keys and values of some layers, or `[B, K, S]`, their scales; where `pallas` is named of
-        one shape and type, with H.
+      caches: `[B, K, S, H]` each, the keys and values of some layers, or `[B, K, S]`, their scales. For `pallas`, all
+        have one shape and type, with H.
       news: as many, `[B, T, K, H]` or `[B, T, K]`; cast to the caches' type.
       src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
       dst: `[B]` int32 starts one run of M slots per row (moved back into the cache where it would leave it), or
         `[B, M]` int32 names every slot, and those out of range are dropped. Negative ones count from the end. Named
         slots must differ.
-      positions: given for rings, whose slot p mod S holds position p: how many of those there are. `dst` says positions then,
+      positions: for rings, whose slot p mod S holds position p: the number of positions. `dst` then names positions,
         and those out of range are dropped; no two of a row may share a slot.
-      implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call. None picks, when a
-        program is lowered: on TPUs the kernel for what it takes, caches of one shape and type at a time, and a pass over all
-        scales for runs of up to 64; else, as under `jax.vmap` and on several devices whose mesh is not known or has explicit
-        axes, `xla`, whose programs touch no more of the caches than they write, but on TPUs row after row. The ambient mesh
-        says how the caches lie (`specjax.sharding.RULES`): each device writes what it holds. Without one, wrap `pallas` in
-        `shard_map` on more devices than one. `pallas_tpu_interpreted` is the kernel in an interpreter: slow, for tests.
+      implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call.
+        `pallas_tpu_interpreted` is the kernel in an interpreter: slow, for tests. None chooses when a program is
+        lowered, see above.
 
     Raises:
-      ValueError: on an unknown implementation, a run longer than the cache, or where the kernel cannot serve these operands.
+      ValueError: on an unknown implementation, on a run longer than the cache, or if the kernel does not support these
+        operands.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(f"kv_commit has no implementation {implementation!r}; choose 'xla', 'pallas' or None")

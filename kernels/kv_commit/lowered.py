@@ -1,4 +1,4 @@
-"""The cache write as one operation, which becomes an implementation when it is lowered and the platform is known.
+"""The cache write as one operation, whose implementation is chosen when it is lowered and the platform is known.
 
 As with tree attention, one traced program serves every platform, and no kernel is traced for those that have none.
 """
@@ -24,13 +24,14 @@ commit_p.def_abstract_eval(
 
 
 def commit(caches, news, src, dst, positions):
-    """See `api.kv_commit`, which takes None to here."""
+    """See `api.kv_commit`, which comes here for None."""
     given, structure = jax.tree.flatten((caches, news, src, dst))
     return tuple(commit_p.bind(*given, structure=structure, mesh=jax.sharding.get_abstract_mesh(), positions=positions))
 
 
 def served(platform: str, devices: int, *, structure, mesh, positions):
-    """What the operation becomes on a platform, as a function of its operands' arrays; the rest are its parameters."""
+    """The implementation on a platform, as a function of its operands' arrays; the other arguments are its
+    parameters."""
 
     def run(*given):
         caches, news, src, dst = jax.tree.unflatten(structure, given)
@@ -44,7 +45,8 @@ def served(platform: str, devices: int, *, structure, mesh, positions):
 
 
 def _on_tpu(caches, news, src, dst, positions):
-    """The kernel writes what it takes, arrays of one shape in a call, and XLA the rest, short runs of scales in one pass."""
+    """The kernel writes the arrays that it supports, one shape per call; XLA writes the rest, short runs of scales in
+    one pass."""
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
 
     alike: dict[tuple, list[int]] = {}
@@ -84,7 +86,7 @@ def _lower(ctx, *values, platform, **params):
 
 @settled
 def _batch(values, axes, **params):
-    """Under `jax.vmap`: XLA's, which any mapped axis may stand before."""
+    """Under `jax.vmap`: XLA's implementation, which supports any mapped axis."""
     return jax.vmap(served("cpu", 1, **params), in_axes=axes)(*values), [0] * len(
         jax.tree.unflatten(params["structure"], values)[0]
     )

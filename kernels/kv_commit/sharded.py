@@ -1,6 +1,6 @@
-"""The cache write where a mesh splits a cache's slots: a device writes those that it holds, and nothing of the cache travels.
+"""The cache write for slots split over a mesh: each device writes its own slots, and the cache does not travel.
 
-What is written does travel: where a block's tokens are split, all its keys and values reach every device of the axis.
+The written values do travel: if a block's tokens are split, all its keys and values reach every device of the axis.
 """
 
 import functools
@@ -17,8 +17,8 @@ AXES = ("batch", "kv_heads", "slots", None)
 
 
 def commit(caches, news, src, dst, positions=None):
-    """See `api.kv_commit`, for caches that lie as the ambient mesh says: XLA's way."""
-    if positions is not None:  # every ring has slots of its own for them
+    """See `api.kv_commit`; XLA's implementation for caches split by the ambient mesh."""
+    if positions is not None:  # the slots depend on the ring
         count = (news[0] if src is None else src).shape[1]
         at = {slots: around(dst, count, slots, positions) for slots in {cache.shape[2] for cache in caches}}
         each = zip(caches, news, strict=True)
@@ -31,7 +31,7 @@ def commit(caches, news, src, dst, positions=None):
 
 
 def per_device(write, caches, news, src, dst):
-    """A way to write as a function of every device's part, where the ambient mesh says what that is."""
+    """A write function applied to every device's part, according to the ambient mesh."""
     mesh = known_mesh()
     if mesh is None:
         return write(caches, news, src, dst)
@@ -44,25 +44,26 @@ def per_device(write, caches, news, src, dst):
 
 
 def around(dst, count, slots, positions):
-    """The slots `[B, M]` of a ring for positions, `[B]` where they begin or `[B, M]`; those to drop are out of range."""
+    """The slots `[B, M]` of a ring for positions, given as starts `[B]` or as `[B, M]`; those to drop are out of
+    range."""
     named = dst[:, None] + jnp.arange(count)[None] if dst.ndim == 1 else dst
     inside = (named >= 0) & (named < positions)
     return jnp.where(inside, named % slots, slots)
 
 
 def by_kernel(kernel, caches, news, src, dst, positions=None):
-    """A kernel that drops what lies outside of its slots, on every device's part of caches of one shape; only of runs.
+    """Writes runs by a kernel that drops slots outside its own, on every device's part of caches of one shape.
 
     Args:
       kernel: `tpu.commit`.
-      caches: see `api.kv_commit`, and likewise the rest.
+      caches: see `api.kv_commit`, as for the others.
     """
     capacity, axis = caches[0].shape[2], _split(known_mesh(), caches[0])
     count = (news[0] if src is None else src).shape[1]
     if positions is None:
         first = jnp.clip(jnp.where(dst < 0, dst + capacity, dst), 0, capacity - count)
         runs, span = [first], jnp.broadcast_to(jnp.asarray([0, count], jnp.int32), (len(dst), 2))
-    else:  # what goes round the end of a ring is a run of its own, which begins before its first slot
+    else:  # the part beyond the end of a ring is a separate run, which begins before its first slot
         runs = [dst % capacity, dst % capacity - capacity]
         span = jnp.stack([-dst, positions - dst], axis=1).astype(jnp.int32)
 
@@ -87,7 +88,7 @@ def _spec(mesh, cache):
 
 
 def _split(mesh, cache):
-    """The mesh axis over which a cache's slots lie split; None where they do not."""
+    """The mesh axis that splits a cache's slots; None if none does."""
     axis = None if mesh is None else _spec(mesh, cache)[2]
     return None if axis is None or mesh.shape[axis] == 1 else axis
 
@@ -98,7 +99,7 @@ def _each(write, caches, news, src, dst, axes=None):
 
 
 def _commit(cache, new, src, dst, *, axis):
-    """A device's slots of one cache, all of them where no `axis` splits it; `dst` names slots of the whole."""
+    """A device's slots of one cache (all of them if no `axis` splits it); `dst` names slots of the whole cache."""
     if axis is None:
         return xla.commit(cache, new, src, dst)
     size = cache.shape[2]
@@ -114,11 +115,12 @@ def _commit(cache, new, src, dst, *, axis):
 
 
 def _run(slots, new, src, first):
-    """Writes what lies in `slots` `[K, S, ...]` of a run that starts at `first`: before them, among them or after."""
+    """Writes the part within `slots` `[K, S, ...]` of a run that starts at `first`: before them, among them or
+    after."""
     size, count = slots.shape[1], new.shape[0] if src is None else src.shape[0]
     width = min(count, size)
     at = jnp.clip(first, 0, size - width)
-    index = at - first + jnp.arange(width)  # which of the run's slots goes where
+    index = at - first + jnp.arange(width)  # the run's slot for each place
     inside = (index >= 0) & (index < count)
     index = jnp.clip(index, 0, count - 1)
     fresh = new.at[index if src is None else src[index]].get(mode="clip").swapaxes(0, 1).astype(slots.dtype)

@@ -1,8 +1,8 @@
-"""The cache write as one Mosaic kernel for all arrays that it is given.
+"""The cache write as one Mosaic kernel for all given arrays.
 
-A cache's slots lie in tiles, which are the least that can be moved. So the tiles that a run touches are read, the run is laid
-over them, and they are written back to where they came from. The reads of several rows are under way at a time. Caches that a
-TPU keeps the other way round have a kernel beside this one (`tpu_slots_last`).
+A cache's slots are stored in tiles, the smallest units that can be moved. So the tiles that a run touches are read, the
+run is laid over them, and they are written back. Reads of several rows overlap. Caches that a TPU stores transposed
+have another kernel (`tpu_slots_last`).
 """
 
 import functools
@@ -16,11 +16,11 @@ from specjax.kernels.kv_commit import tpu_slots_last
 from specjax.kernels.layouts import slots_last
 
 VMEM_BYTES = 2**24
-"""What the rows that are written at a time may take, over all arrays."""
+"""The most bytes of the rows written at a time, over all arrays."""
 SEMAPHORES = 256
-"""A core has 512 or more, of which others take some."""
+"""The most semaphores: a core has 512 or more, of which others take some."""
 SCALARS = 2**16
-"""Numbers of a block's slots in scalar memory."""
+"""The most numbers of block slots in scalar memory."""
 INTERPRETER = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
 _LANES = 128
 
@@ -31,16 +31,16 @@ def tile(dtype) -> int:
 
 
 def window(count: int, dtype) -> int:
-    """The slots of all tiles that a run may touch."""
+    """The most slots of all tiles that a run may touch."""
     return _whole(count + tile(dtype) - 1, tile(dtype))
 
 
 def refusal(shape, caches, news, src, dst) -> str | None:
-    """Why the kernel cannot write these caches; None where it can.
+    """The reason why the kernel cannot write these caches; None if it can.
 
     Args:
-      shape: a device's part of each, `[B, K, S, H]`.
-      caches: see `api.kv_commit`, and likewise the rest.
+      shape: the shape of a device's part of each, `[B, K, S, H]`.
+      caches: see `api.kv_commit`, as for the others.
     """
     dtype, count = caches[0].dtype, (news[0] if src is None else src).shape[1]
     if dst.ndim != 1:
@@ -69,7 +69,7 @@ def refusal(shape, caches, news, src, dst) -> str | None:
 
 
 def _bytes(shape, caches, news, count):
-    """What all rows share in VMEM, and what each takes: windows and new slots."""
+    """The bytes that all rows share in VMEM, and that each row takes: windows and new slots."""
     dtype, (_, heads, slots, width) = caches[0].dtype, shape
     if slots_last(slots, width):
         return tpu_slots_last.sizes(shape, news[0].shape[1], count, len(caches), dtype)
@@ -82,8 +82,10 @@ def _whole(size, unit):
 
 
 def commit(caches, news, src, dst, span, *, interpret=False):
-    """See `api.kv_commit`, for what is not refused; slots that a run has outside of the cache are dropped, and those before the
-    first and from the second number of a row of `span` `[B, 2]` on."""
+    """See `api.kv_commit`, for operands that `refusal` accepts.
+
+    A run's slots outside the cache are dropped. So are slots outside the half-open range that a row of `span` `[B, 2]`
+    gives."""
     batch, heads, slots, width = caches[0].shape
     block, dtype, arrays = news[0].shape[1], caches[0].dtype, len(caches)
     count = block if src is None else src.shape[1]
@@ -103,7 +105,7 @@ def commit(caches, news, src, dst, span, *, interpret=False):
         name="kv_commit",
     )
     written = (tpu_slots_last.commit if turned else _commit)(caches, news, src, dst, span, rows, **call)
-    # a program that returns them as they are fails the compiler's own check of where they lie
+    # a program that returns the caches unchanged fails the compiler's own check of their memory space
     return tuple(written) if interpret else jax.lax.optimization_barrier(tuple(written))
 
 
@@ -114,7 +116,7 @@ def _commit(caches, news, src, dst, span, rows, **call):
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         functools.partial(_kernel, arrays=arrays, rows=rows),
-        # named as main memory: a small cache is else brought into VMEM whole, and back
+        # named as main memory: otherwise a small cache is copied into VMEM as a whole, and back
         out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in caches),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -136,7 +138,7 @@ def _commit(caches, news, src, dst, span, rows, **call):
 
 
 def _moved(caches, news, count):
-    """The bytes of all windows, read and written, and of what is new."""
+    """The bytes of all windows, read and written, and of the new values."""
     batch, heads, _, width = caches[0].shape
     slots = 2 * window(count, caches[0].dtype) + news[0].shape[1]
     return len(caches) * batch * heads * slots * width * caches[0].dtype.itemsize
@@ -144,17 +146,17 @@ def _moved(caches, news, count):
 
 def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    # the last two are semaphores: of reads by array and row, and of all writes
+    # the last two are semaphores: for reads by array and row, and for all writes
     windows, blocks, laid, fresh, here, back = refs[3 * arrays :]
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
     size, slots = windows.shape[3], tile(windows.dtype)
 
     def first(row):
-        """The first slot of a row's window: of a tile, and so that the window lies inside the cache."""
+        """The first slot of a row's window, which begins at a tile and is inside the cache."""
         return pl.multiple_of(jnp.clip(jax.lax.div(dst[row], slots), 0, (capacity - size) // slots) * slots, slots)
 
     def part(row):
-        """Which slots of a row's run are written, if they lie in the cache."""
+        """The slots of a row's run that are written if they are in the cache."""
         return jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1])
 
     def touches(row):

@@ -1,7 +1,8 @@
-"""The cache write as one Mosaic kernel where a TPU keeps the slots of a channel side by side (`layouts.slots_last`).
+"""The cache write as one Mosaic kernel, for caches that a TPU stores with a channel's slots adjacent
+(`layouts.slots_last`).
 
-A tile holds 128 slots. Those that a run touches, mostly one, are read, the run is turned and laid over them, and they are
-written back to where they came from. Heads and channels are one axis here, so that narrow heads are turned together.
+A tile holds 128 slots. The tiles that a run touches, mostly one, are read; the run is transposed and laid over them,
+and they are written back. Heads and channels are one axis here, so that narrow heads are transposed together.
 """
 
 import functools
@@ -15,7 +16,8 @@ LANES = 128
 
 
 def refusal(shape, dtype) -> str | None:
-    """Why the kernel cannot write caches of this type, `shape` `[B, K, S, H]` on a device; None where it can."""
+    """The reason why the kernel cannot write caches of this type, with `shape` `[B, K, S, H]` on a device; None if it
+    can."""
     packed = 32 // jnp.dtype(dtype).itemsize
     if shape[2] % LANES or shape[3] % packed:
         return f"heads of {shape[3]} channels need a multiple of {packed} and a capacity of whole {LANES} slots, not {shape[2]}"
@@ -23,19 +25,19 @@ def refusal(shape, dtype) -> str | None:
 
 
 def tiles(count: int) -> int:
-    """How many tiles a run of so many slots may touch."""
+    """The most tiles that a run of `count` slots may touch."""
     return (count + 2 * (LANES - 1)) // LANES
 
 
 def sizes(shape, block: int, count: int, arrays: int, dtype) -> tuple[int, int]:
-    """Bytes that all rows share in VMEM, and that each takes.
+    """The bytes in VMEM that all rows share, and that each row takes.
 
     Args:
       shape: of a device's part of a cache, `[B, K, S, H]`.
-      block: slots of what is new.
+      block: slots of the new values.
       count: slots of a run.
-      arrays: caches.
-      dtype: theirs.
+      arrays: the number of caches.
+      dtype: the caches' type.
     """
     channels = -(-shape[1] * shape[3] // LANES) * LANES
     block = -(-block // 32) * 32
@@ -44,13 +46,13 @@ def sizes(shape, block: int, count: int, arrays: int, dtype) -> tuple[int, int]:
 
 
 def moved(shape, block: int, count: int, arrays: int, dtype) -> int:
-    """The bytes that a call reads and writes: a run of M slots touches 1 + (M - 1) / 128 tiles in the mean."""
+    """The bytes that a call reads and writes: a run of M slots touches 1 + (M - 1) / 128 tiles on average."""
     batch, heads, _, width = shape
     return arrays * batch * heads * width * (2 * (LANES + count - 1) + block) * jnp.dtype(dtype).itemsize
 
 
 def commit(caches, news, src, dst, span, rows, **call):
-    """See `tpu.commit`; so many `rows` at a time."""
+    """See `tpu.commit`; `rows` rows at a time."""
     batch, heads, slots, width = caches[0].shape
     arrays, dtype, channels, block = len(caches), caches[0].dtype, heads * width, news[0].shape[1]
     lanes, count = -(-channels // LANES) * LANES, tiles(src.shape[1])
@@ -81,13 +83,13 @@ def commit(caches, news, src, dst, span, rows, **call):
 
 def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    # the last two are semaphores: of reads by array and row, and of all writes
+    # the last two are semaphores: for reads by array and row, and for all writes
     windows, blocks, laid, fresh, here, back = refs[3 * arrays :]
     batch, channels, slots = caches[0].shape
     count = windows.shape[2]
 
     def run(row):
-        """The slots at which a row's run begins and before which it ends, some of which may lie outside of the cache."""
+        """The slots at which a row's run begins and before which it ends; some may be outside the cache."""
         low, high = jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1])
         return dst[row] + low, dst[row] + high
 

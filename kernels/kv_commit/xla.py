@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 SHORT = 64
-"""The longest run that `laid_over` is for."""
+"""The longest run for `laid_over`."""
 
 
 def commit(cache, new, src, dst):
@@ -22,11 +22,13 @@ def commit(cache, new, src, dst):
 
 
 def laid_over(rows, new, start, positions=None):
-    """Runs of `new` `[B, ..., M]` in `rows` `[B, ..., S]` of single numbers, from `start` `[B]` on, not negative; or in rings,
-    from position `start` on, those out of `positions` dropped.
+    """Writes runs of `new` `[B, ..., M]` into `rows` `[B, ..., S]` of single numbers, from `start` `[B]` on, not
+    negative.
 
-    Every number is compared with every place, which a TPU does in the time of one pass over them; it would write the rows one
-    after the other, each waiting for the one before.
+    For rings, `start` is a position, and positions out of `positions` are dropped.
+
+    Every number is compared with every place, which takes a TPU the time of one pass over them. Otherwise a TPU would
+    write the rows one after the other, each waiting for the previous one.
     """
     count, slots = new.shape[-1], rows.shape[-1]
     start = start.reshape(-1, *[1] * (rows.ndim - 1))

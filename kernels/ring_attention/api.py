@@ -21,33 +21,34 @@ def ring_attention(
     mesh: jax.sharding.Mesh | None = None,
     block_size: int = 512,
 ) -> jax.Array:
-    """Softmax attention, exact, of sequences that a mesh splits over its axis `context` (Liu et al. 2023, arXiv:2310.01889).
+    """Exact softmax attention over sequences split over the mesh axis `context` (Liu et al. 2023, arXiv:2310.01889).
 
-    Every device keeps its queries. Keys and values go round the axis, and are added to a running softmax in float32 wherever
-    they come: n devices hold a part in n of everything, and no array of all scores. Rows are split over `data` and heads over
-    `model` where those divide. It can be differentiated: scores are then computed anew, and a device keeps all the keys and
-    values that came by.
+    Every device keeps its queries. Keys and values go round the axis, and each device adds them to a running softmax in
+    float32. So each of n devices holds one n-th of everything, and no array of all scores. Rows are split over `data`
+    and heads over `model` if these divide them.
 
-    Parts are contiguous, so under `is_causal` the last device works longest: a part of the keys is skipped where all of
-    it lies ahead, and the ring waits for the devices that it lies after. (A zigzag order would balance that.)
+    The function can be differentiated. Scores are then recomputed, and a device keeps all keys and values that passed.
+
+    Parts are contiguous, so under `is_causal` the last device works longest. A device skips a part of the keys that is
+    entirely ahead of its queries, and the ring waits for the other devices. (A zigzag order would balance that.)
 
     In the shape descriptions `T` denotes queries, `S` keys, `K` kv-heads, `G` query heads per kv-head.
 
     Args:
-      query: `[B, T, K * G, H]`. Neither T nor S has to divide over the axis; what is missing is padded.
+      query: `[B, T, K * G, H]`. T and S need not be multiples of the axis's size; they are padded.
       key: `[B, S, K, H]`.
       value: as `key`.
-      is_causal: whether the query at i sees the keys up to i only; else all.
-      scale: multiplies the scores; None is `1 / sqrt(H)`.
-      mesh: with the axis, of type `Auto` as `specjax.sharding.make_mesh` makes it; None is the ambient one (`jax.set_mesh`).
-        Without either, or without the axis, one device does all.
+      is_causal: whether the query at i sees only the keys up to i; otherwise all keys.
+      scale: the factor of the scores; None: `1 / sqrt(H)`.
+      mesh: a mesh with this axis, of type `Auto` as from `specjax.sharding.make_mesh`; None: the ambient mesh
+        (`jax.set_mesh`). Without a mesh or without the axis, one device does everything.
       block_size: keys that a device scores at a time.
 
     Returns:
       `[B, T, K * G, H]` in the query's type.
 
     Raises:
-      ValueError: on shapes that do not go together; on a mesh of `Explicit` axes (`jax.make_mesh` makes those); and inside a
+      ValueError: on incompatible shapes; on a mesh with `Explicit` axes (as from `jax.make_mesh`); and inside a
         `shard_map` over the axis, where arrays are not whole.
     """
     if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3] or not query.size * key.size:
@@ -88,7 +89,8 @@ def _ring(query, key, value, is_causal, scale, mesh, block_size):
 
 
 def _local(queries, key, value, *, axis, group, keys, is_causal, scale, block):
-    """Queries `[B, K, T * G, H]` and keys `[B, K, S, H]` of a device. `keys` of all there are, the rest is padding."""
+    """Attention of a device's queries `[B, K, T * G, H]` and keys `[B, K, S, H]`. Of all keys, the first `keys` are
+    real."""
     rows, size = queries.shape[2] // group, key.shape[2]
     at = jnp.arange(rows) + (0 if axis is None else jax.lax.axis_index(axis) * rows)
 
@@ -100,7 +102,7 @@ def _local(queries, key, value, *, axis, group, keys, is_causal, scale, block):
             real = (first + index < keys)[None, None]
             return real & (first + index[None, None] <= at[None, :, None]) if is_causal else real
 
-        # its gradient scores a part anew: else it would keep all weights
+        # the gradient recomputes a part's scores; otherwise it would keep all weights
         look = jax.checkpoint(lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block))
         return jax.lax.cond(first <= at[-1], look, lambda found: found, found) if is_causal else look(found)
 

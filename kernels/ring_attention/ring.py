@@ -1,4 +1,4 @@
-"""The part of one device of the ring, inside `shard_map` (Liu et al. 2023, arXiv:2310.01889)."""
+"""One device's work in the ring, inside `shard_map` (Liu et al. 2023, arXiv:2310.01889)."""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +8,13 @@ from specjax.kernels.tree_attention.parts import scores
 
 
 def around(axis, held, visit, found):
-    """Shows every device what each of the axis holds, one after the other.
+    """Passes every device's part to all devices of the axis, one after the other.
 
     Args:
-      axis: of the mesh.
+      axis: the mesh axis.
       held: a pytree, this device's part.
-      visit: from what was found, a part and the index of its owner to what was found.
-      found: before.
+      visit: takes the result so far, a part and its owner's index; returns the new result.
+      found: the initial result.
     """
     size = jax.lax.axis_size(axis)
     me = jax.lax.axis_index(axis)
@@ -22,7 +22,7 @@ def around(axis, held, visit, found):
 
     def hop(i, carry):
         held, found = carry
-        coming = jax.lax.ppermute(held, axis, following)  # under way while this part is read
+        coming = jax.lax.ppermute(held, axis, following)  # in transit while this part is read
         return coming, visit(found, held, (me - i) % size)
 
     held, found = jax.lax.fori_loop(0, size - 1, hop, (held, found))
@@ -30,15 +30,15 @@ def around(axis, held, visit, found):
 
 
 def read(found, queries, key, value, seen, *, scale, soft_cap=None, block=BLOCK):
-    """What was found, and among these keys besides, some of them at a time.
+    """Adds keys to a result, some of them at a time.
 
     Args:
       found: see `specjax.kernels.tree_attention.parts.Found`.
       queries: `[B, K, M, H]`.
       key: `[B, K, S, H]`.
-      value: likewise.
-      seen: from the indices `[b]` of some keys to who sees them, `[B or 1, T or 1, b]` bool.
-      scale: multiplies the scores.
+      value: as `key`.
+      seen: maps the indices `[b]` of some keys to whether each query sees them, `[B or 1, T or 1, b]` bool.
+      scale: the factor of the scores.
       soft_cap: see `specjax.kernels.tree_attention.parts.capped`.
       block: how many keys at a time.
     """
@@ -47,7 +47,7 @@ def read(found, queries, key, value, seen, *, scale, soft_cap=None, block=BLOCK)
 
     @jax.checkpoint
     def some(i, found):
-        start = jnp.minimum(i * size, keys - size)  # the last ones may begin among those before
+        start = jnp.minimum(i * size, keys - size)  # the last keys may overlap the previous ones
         index = start + jnp.arange(size)
         visible = seen(index) & (index >= i * size)[None, None]
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)

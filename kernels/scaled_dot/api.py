@@ -1,4 +1,4 @@
-"""The one door to products by groups of inputs: picks an implementation when a program is lowered."""
+"""The entry point of products by groups of inputs, which chooses an implementation when a program is lowered."""
 
 import functools
 
@@ -14,8 +14,7 @@ Array = jax.Array
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def scaled_dot(x: Array, values: Array, scale: Array, table: tuple[float, ...] = ()) -> Array:
-    """`x` times a matrix of few bits, each scale being that of as many neighbouring inputs as there are more of them. There are
-    derivatives by `x` alone.
+    """`x` times a matrix of few bits, in which groups of adjacent inputs share a scale; only `x` has derivatives.
 
     In the shape descriptions `M` denotes rows, `E` inputs, `F` outputs, `G` groups of inputs.
 
@@ -28,19 +27,19 @@ def scaled_dot(x: Array, values: Array, scale: Array, table: tuple[float, ...] =
     Returns:
       `[M, F]` in float32.
     """
-    if split():  # nobody partitions a kernel
+    if split():  # nothing partitions a kernel
         return xla.dot(x, values, scale, table)
     return _dot(table)(x, values, scale)
 
 
 def scaled_dot_of(x: Array, values: Array, group: Array, scale: Array, table: tuple[float, ...] = ()) -> Array:
-    """`scaled_dot` with one of several matrices, of which no other is read; there are no derivatives.
+    """`scaled_dot` with one of several matrices; the others are not read, and there are no derivatives.
 
     Args:
       x: `[M, E]`.
       values: `[X, E, F]`.
-      group: which of the X, an int32.
-      scale: `[G, F]`, of that one.
+      group: which of the X matrices, an int32.
+      scale: `[G, F]`, that matrix's scales.
       table: see `scaled_dot`.
     """
     if split():
@@ -69,7 +68,7 @@ def _cuda(x, values, scale, table):
 
 
 def _cpu(x, values, scale, table):
-    # XLA's products of bfloat16 by group are not there for every shape on a CPU, and it widens those that are
+    # on a CPU, XLA lacks grouped bfloat16 products for some shapes, and widens the others
     return xla.dot(x.astype(jnp.float32), values, scale, table)
 
 
@@ -87,7 +86,7 @@ scaled_dot.defvjp(_forward, _backward)
 
 @functools.cache
 def _dot(table: tuple[float, ...]):
-    """The operation of codes that stand for these numbers."""
+    """The operation for codes with this table."""
     with_table = lambda way: functools.partial(way, table=table)
     return by_platform(
         "scaled_dot",
@@ -99,7 +98,7 @@ def _dot(table: tuple[float, ...]):
 
 @functools.cache
 def _dot_of(table: tuple[float, ...]):
-    """Likewise, of one of several matrices."""
+    """The same with one of several matrices."""
     sliced = lambda way: lambda x, values, group, scale: way(x, _one(values, group), scale, table)
     return by_platform(
         "scaled_dot_of",

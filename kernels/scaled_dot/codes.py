@@ -7,13 +7,13 @@ Array = jax.Array
 
 
 def decoded(codes: Array, table: tuple[float, ...], dtype: jnp.dtype) -> Array:
-    """Numbers of codes, of any shape.
+    """The numbers of codes, of any shape.
 
     Args:
-      codes: of integers or floats of few bits.
-      table: the number of each of 16 codes; empty: a code is its number. A choice for each bit of a code, since a look-up
-        of each would be slow on a TPU.
-      dtype: of the result.
+      codes: integers or floats of few bits.
+      table: the number of each of 16 codes; empty: a code is its number. It is applied by a choice per bit of a code,
+        since look-ups would be slow on a TPU.
+      dtype: the type of the result.
     """
     if not table:
         return codes.astype(dtype)

@@ -1,7 +1,8 @@
 """Products by groups of inputs on an NVIDIA GPU: Triton programs that widen a tile of values in registers and scale its sums.
 
-XLA writes the product of every group to main memory, which takes longer than the matrix of few bits. Of int4 two neighbours
-along the outputs lie in a byte: a program multiplies with the lower halves and the upper ones, and writes both by turns.
+XLA writes the product of every group to main memory, which takes longer than reading the matrix of few bits. Two int4
+neighbours along the outputs share a byte. A program multiplies with the lower and the upper halves, and writes both
+results interleaved.
 """
 
 import functools
@@ -19,7 +20,7 @@ TILE = (16, 64)
 COLUMNS = 64
 """Outputs of a program."""
 DEPTH = (16, 64)
-"""The fewest and the most inputs that a program reads at a time, a power of two; a group has whole numbers of them."""
+"""The fewest and the most inputs that a program reads at a time, a power of two that divides a group."""
 
 
 def _as_it_is(codes):
@@ -32,14 +33,14 @@ def _signed(codes):
 
 
 def _e2m1(codes):
-    """A sign, two bits of an exponent and one of a fraction."""
+    """float4: a sign, two bits of exponent and one of fraction."""
     below = codes & 7
     twice = jnp.where(below < 4, below, jnp.where(below < 6, 2 * below - 4, 4 * below - 16))
     return jnp.where(codes < 8, twice, -twice).astype(jnp.float32) * 0.5
 
 
 def _float(scale):
-    """In float32; bytes are exponents of two, as float32 has them."""
+    """Scales in float32; bytes are exponents of two with float32's bias."""
     if scale.dtype != jnp.uint8:
         return scale.astype(jnp.float32)
     return jax.lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
@@ -50,11 +51,11 @@ _HALVES = {
     jnp.dtype(jnp.uint4): _as_it_is,
     jnp.dtype(jnp.float4_e2m1fn): _e2m1,
 }
-"""Types of which two lie in a byte, and the numbers of their codes, which are int32."""
+"""Types with two values per byte, and functions from their codes, which are int32, to numbers."""
 
 
 def takes(values: jax.Array, scale: jax.Array) -> bool:
-    """Whether there is a kernel for such groups."""
+    """Whether the kernel supports such groups."""
     whole = (values.shape[0] // scale.shape[0]) % DEPTH[0] == 0
     return whole and (values.dtype == jnp.int8 or (values.dtype in _HALVES and values.shape[1] % 2 == 0))
 
@@ -70,12 +71,12 @@ def dot(
 ) -> jax.Array:
     """See `api.scaled_dot`, and with a `group` `api.scaled_dot_of`. `interpret` runs it on any platform, slowly."""
     (rows, inputs), (groups, outputs) = x.shape, scale.shape
-    each = 2 if values.dtype in _HALVES else 1  # values of a byte
+    each = 2 if values.dtype in _HALVES else 1  # values per byte
     numbers = functools.partial(decoded, table=table, dtype=x.dtype) if table else _HALVES.get(values.dtype, _as_it_is)
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
     matrices = values[None] if group is None else values
     pairs = matrices.reshape(len(matrices), inputs, -1, 2)
-    if scale.dtype == jnp.float8_e8m0fnu:  # no type of Triton's
+    if scale.dtype == jnp.float8_e8m0fnu:  # Triton lacks this type
         scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)
     bytes_ = jax.lax.bitcast_convert_type(pairs, jnp.int8) if each == 2 else matrices
     out = pl.pallas_call(

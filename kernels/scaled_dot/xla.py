@@ -1,4 +1,4 @@
-"""Products by groups of inputs in XLA's own operations: one product for each group, summed by their scales."""
+"""Products by groups of inputs in XLA's own operations: one product per group, scaled and summed."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The one door to tree attention: picks an implementation."""
+"""The entry point of tree attention, which chooses an implementation."""
 
 from typing import Any, Literal, get_args
 
@@ -46,37 +46,39 @@ def tree_attention(
       value: as `key`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
-      length: `[B]` int32, visible cache slots per row; what finite numbers lie beyond never matters.
-      visible: `[B or 1, T or 1, P + T]` bool, or None for `causal`/full; or `Unrolled`, of passes over the same slots, without
-        a cache.
+      length: `[B]` int32, visible cache slots per row; finite numbers beyond it have no effect.
+      visible: `[B or 1, T or 1, P + T]` bool; None for `causal`/full; or, without a cache, `Unrolled` for repeated
+        passes over the same slots.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.
-      cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, where that is not its own number
-        (a ring, `specjax.models.kv`); only under a `window`, whose queries alone it decides about.
-      unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes, where the block holds newer keys.
+      cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, if it is not the slot's
+        number (a ring, `specjax.models.kv`). Only under a `window`.
+      unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes for which the block has newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
-      split: whether the ambient mesh may split the queries over its axis `context`. Where it does, and divides T and S, keys
-        and cache go round a ring in XLA, whatever the implementation, and there is no gradient; only without `visible`.
-      scale: multiplies the scores.
+      split: whether the ambient mesh may split the queries over its axis `context`; only without `visible`. If it does
+        and divides T and S, keys and cache go round a ring in XLA, whatever the implementation, and there is no
+        gradient.
+      scale: the factor of the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
       soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
-      key_scale: `[B, K, S]`, what the numbers of an int8 or fp8 `cache_key` are times; the block's own keys are plain
-        numbers, as the cache will return them.
+      key_scale: `[B, K, S]`, the factors of the numbers of an int8 or fp8 `cache_key`. The block's own keys are plain
+        numbers, rounded as the cache will return them.
       value_scale: as `key_scale`.
-      sinks: `[K * G]`, a score of every head that takes its part of a softmax and has no value (attention sinks, Xiao et al.
-        2023, arXiv:2309.17453, as gpt-oss learns them).
-      implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache,
-        `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row, `mosaic_gpu` another one for NVIDIA's Hopper,
-        which has not been timed. None picks, when the program is lowered, `blocked` for a CPU and `pallas` where it can be
-        used, else `xla`; without a cache it is always `xla`, of some queries at a time. The `*_interpreted` are the kernels
-        in an interpreter, on any platform: slow, for tests. All but these can be differentiated.
+      sinks: `[K * G]`, a score of every head that takes part in its softmaxes but has no value (attention sinks, Xiao
+        et al. 2023, arXiv:2309.17453, learned as in gpt-oss).
+      implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache.
+        `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. `mosaic_gpu` is another kernel, for
+        NVIDIA's Hopper, which has not been timed. None chooses when the program is lowered: `blocked` on a CPU,
+        `pallas` where it can be used, otherwise `xla`. Without a cache it is always `xla`, for some queries at a time.
+        The `*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests. All others can be
+        differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on
-        `cache_positions` without a window; on a mask of a `split` block; and where a kernel is named, when the program is
+      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other;
+        on `cache_positions` without a window; on a mask of a `split` block. If a kernel is named: when the program is
         lowered for a platform, types or shapes that it cannot serve.
     """
     _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale)
@@ -105,7 +107,7 @@ def tree_attention(
 
 
 def _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale) -> None:
-    """Raises ValueError on arguments of `tree_attention` that do not go together."""
+    """Raises ValueError on incompatible arguments of `tree_attention`."""
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
             f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
@@ -139,7 +141,7 @@ def attend_with(implementation: Implementation | None, operands: Operands, **opt
         return whole(operands)
     if implementation in INTERPRETED:
         return lowered.interpreted(*INTERPRETED[implementation], operands, **options)
-    # kernels and loops of traced length have no reverse derivative, and the whole has the same one
+    # kernels and loops of traced length have no reverse derivative; the XLA version has the same derivative
     way = jax.custom_jvp(lambda operands: lowered.attend(implementation, operands, **options))
     way.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))
     return way(operands)

@@ -52,4 +52,4 @@ SLOTS = {
     ("v6e", 8, 256): (512, 512, 1024, 1024, 1024, 1024, 1024),
     ("v6e", 8, 1024): (1024, 1024, 1024, 1024, 1024, 1024, 1024),
 }
-"""By chip, kv-heads that a core reads and queries of each: slots of a block, for every capacity."""
+"""The slots of a block for every capacity, by chip, kv-heads that a core reads, and queries of each."""

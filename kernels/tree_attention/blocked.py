@@ -1,8 +1,8 @@
 """Tree attention over the used part of the cache, block by block: the fast path on a CPU.
 
-A row's cache has a fixed capacity, of which a step may see little. Blocks of slots are read one at a time, only as many as
-the longest row has filled, with a running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Slots that a row does not
-see add exactly nothing to it, however many there are.
+A row's cache has a fixed capacity, of which a step may see little. Blocks of slots are read one at a time, only as many
+as the longest row has filled, with a running softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Slots that a row
+does not see add exactly nothing to its result, whatever their number.
 """
 
 import jax
@@ -36,19 +36,19 @@ def find(operands: Operands, *, scale, window, soft_cap) -> Found:
 
 
 def add(found, scored, value, value_scale=None, dtype=None):
-    """What was found, and among keys with these scores `[B, K, M, S]` besides; see `parts.mix`."""
+    """Adds keys with the scores `[B, K, M, S]` to a result; see `parts.mix`."""
     (peak, total), weights, keep = running(found[:2], scored)
     return Found(peak, total, found.sums * keep + mix(weights, value, value_scale, dtype))
 
 
 def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Found:
-    """What was found, and in the cache besides; of the block's own keys only the type is read."""
+    """Adds the cache to a result; only the type of the block's own keys is read."""
     o = operands
     capacity = o.cache_key.shape[2]
     size = min(BLOCK, capacity)
 
     def read(i, found):
-        start = jnp.minimum(i * size, capacity - size)  # the last block may begin inside the one before
+        start = jnp.minimum(i * size, capacity - size)  # the last block may overlap the previous one
         cut = lambda x, axis: None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
         slots = start + jnp.arange(size)[None]
         seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window, cut(o.cache_positions, 1))
@@ -56,7 +56,7 @@ def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Foun
         scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2))
         return add(found, scored, cut(o.cache_value, 2), cut(o.value_scale, 2), o.value.dtype)
 
-    near = window is not None and o.cache_positions is None  # the slots of a ring are in no order
+    near = window is not None and o.cache_positions is None  # the slots of a ring are not ordered
     first = 0 if not near else jnp.maximum(jnp.min(o.query_positions) - window + 1, 0) // size
     last = -(-jnp.max(jnp.minimum(o.length, capacity)) // size)
     return jax.lax.fori_loop(first, last, read, found)

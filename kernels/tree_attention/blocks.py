@@ -1,5 +1,4 @@
-"""The blocks into which the TPU kernel of tree attention cuts a cache: by a table of chips, and by what fits their
-memory."""
+"""The blocks into which the TPU kernel of tree attention cuts a cache: by a table of chips and by their memory."""
 
 import dataclasses
 import math
@@ -13,12 +12,12 @@ from specjax.sharding.aot import chip_named
 
 MIB = 1 << 20
 VMEM = {"v5e": 16 * MIB, "v5p": 16 * MIB, "v6e": 32 * MIB}
-"""Bytes that the compiler lets one kernel take of a core's vector memory. There is more (128, 64 and 128 MiB), in which XLA
-keeps what the operations around the kernel read."""
+"""The bytes of a core's vector memory that the compiler allows one kernel. The rest (of 128, 64 and 128 MiB) is XLA's,
+for operands of other operations."""
 SIZES = (4096, 2048, 1024, 512, 256, 128)
-"""Block sizes that are considered."""
+"""The candidate block sizes."""
 COMPUTED = 1024
-"""Slots that are computed with at a time: the scores of more would only lengthen the program."""
+"""Slots computed at a time: more would only lengthen the program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Tiles:
     """The part of a cache that a step of the grid reads.
 
     Attributes:
-      slots: cache slots, of which every row has the same.
-      heads: kv-heads at once.
-      parts: parts of the rows, each with a list of steps for a core of its own.
+      slots: cache slots, the same for every row.
+      heads: kv-heads at a time.
+      parts: parts of the rows, each with a list of steps for its own core.
     """
 
     slots: int
@@ -37,13 +36,13 @@ class Tiles:
 
 
 def tiles(operands: Operands, window: int | None) -> Tiles:
-    """The tiles for such operands on the device of the ambient mesh, else on JAX's first."""
+    """The tiles for such operands on the ambient mesh's device or, without a mesh, on JAX's first device."""
     device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
     batch, heads, queries, width = operands.queries.shape
     capacity, kept = operands.cache_key.shape[2], operands.cache_key.dtype.itemsize
     known, cores = chip_named(device.device_kind), getattr(device, "num_cores", None) or 1
-    chip = known.name if known is not None and known.name in VMEM else "v5e"  # the least memory for a kernel
-    parts = cores if heads % cores and batch % cores == 0 else 1  # a core has heads of its own, else rows
+    chip = known.name if known is not None and known.name in VMEM else "v5e"  # it has the least memory for a kernel
+    parts = cores if heads % cores and batch % cores == 0 else 1  # a core has its own heads, otherwise its own rows
     mine = heads if heads % cores else heads // cores
     span = capacity if window is None or operands.cache_positions is not None else min(capacity, window)
     wanted = listed(chip, mine * width * kept / 256, queries, span)
@@ -51,7 +50,7 @@ def tiles(operands: Operands, window: int | None) -> Tiles:
 
 
 def fitted(operands: Operands, heads: int, slots: int, room: int) -> Tiles:
-    """Blocks of so many slots for as many of the heads as fit `room` bytes; smaller blocks where one head's do not."""
+    """Blocks of `slots` slots for as many heads as fit `room` bytes; smaller blocks if one head does not fit."""
     several = [some for some in range(heads, 0, -1) if heads % some == 0]
     sizes = [size for size in SIZES if size <= slots]
     cuts = [Tiles(cut(operands.cache_key.shape[2], size), some) for size in sizes for some in several]
@@ -62,9 +61,9 @@ def listed(chip: str, heads: float, queries: int, capacity: int) -> int:
     """The table's block size.
 
     Args:
-      chip: of the table.
-      heads: kv-heads that a core reads, each as wide as 128 numbers in bfloat16.
-      queries: of a kv-head.
+      chip: a chip of the table.
+      heads: kv-heads that a core reads, in units of 128 bfloat16 numbers.
+      queries: the queries of a kv-head.
       capacity: slots of a row.
     """
     kinds = [(h, q) for c, h, q in SLOTS if c == chip]
@@ -75,8 +74,10 @@ def listed(chip: str, heads: float, queries: int, capacity: int) -> int:
 
 
 def cut(capacity: int, slots: int) -> int:
-    """A block of about so many slots, and no more: the whole of a small cache, else what divides it, else what leaves the least
-    to be read after its end."""
+    """A block of at most about `slots` slots.
+
+    It is the whole of a small cache, otherwise a divisor of the capacity, otherwise the size that reads least beyond
+    its end."""
     if capacity <= min(slots, COMPUTED):
         return capacity
     unit = 128 if slots <= COMPUTED else COMPUTED // 2
@@ -86,14 +87,14 @@ def cut(capacity: int, slots: int) -> int:
 
 
 def chunk(slots: int) -> int:
-    """How many of a block's slots are computed with at a time."""
+    """How many of a block's slots are computed at a time."""
     if slots <= COMPUTED:
         return slots
     return next(size for size in range(COMPUTED, 0, -128) if slots % size == 0)
 
 
 def used(operands: Operands, tiles: Tiles) -> int:
-    """Bytes of vector memory that a step takes at most, those of the next one's fetch among them."""
+    """The most bytes of vector memory that a step takes, including the fetch for the next step."""
     lanes = lambda size: math.ceil(size / 128) * 128
     each = lambda x: x.dtype.itemsize
     heads, slots = tiles.heads, lanes(tiles.slots)

@@ -1,7 +1,7 @@
-"""Tree attention on an NVIDIA GPU: Triton programs that share out a row's prefix, and a merge of what they found.
+"""Tree attention on an NVIDIA GPU: Triton programs that divide a row's prefix, and a merge of their results.
 
-How the used part of a cache is shared out among programs is in `shares.py`. A call is one kernel and the merge of the parts,
-which XLA fuses. Heads are read in pieces whose widths are powers of two, as Triton wants: 80 is 64 and 16.
+`shares.py` divides the used part of a cache among programs. A call is one kernel and the merge of the parts, which XLA
+fuses. Heads are read in pieces whose widths are powers of two, as Triton requires: 80 is 64 and 16.
 """
 
 import functools
@@ -23,15 +23,17 @@ from specjax.kernels.tree_attention.parts import (
 from specjax.kernels.tree_attention.shares import FEWEST, ranges, shares, together
 
 BLOCK = 16, 64
-"""The fewest and the most cache slots a program reads at a time: 64 unless heads are so wide that these fill its memory."""
+"""The fewest and the most cache slots that a program reads at a time: 64 unless heads are so wide that these fill its
+memory."""
 LARGEST = 64
 """The most queries of a program."""
 MEMORY = 2**15
-"""Bytes that the queries of a program may take, and the keys that it reads at a time: an H100 has room for seven of these."""
+"""The most bytes of a program's queries, and of the keys that it reads at a time; an H100 has room for seven times
+this."""
 
 
 def refusal(operands: Operands) -> str | None:
-    """Why the kernel cannot take such operands, or None."""
+    """The reason why the kernel cannot take such operands, or None."""
     width = operands.queries.shape[3]
     if width % 16:
         return f"on a GPU the head width has to be a multiple of 16, not {width}"
@@ -55,7 +57,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
     most = MEMORY // (width * jnp.promote_types(queries.dtype, operands.value.dtype).itemsize)
-    most = 1 << most.bit_length() >> 1  # the power of two below, 0 of 0
+    most = 1 << most.bit_length() >> 1  # the power of two below, 0 for 0
     block, largest = (min(max(most, fewest), usual) for fewest, usual in (BLOCK, (FEWEST, LARGEST)))
     cut = shares(operands, block, largest)
     tile, tiles = cut.tile, cut.tiles
@@ -110,11 +112,12 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
 
 def _kernel(*refs, names, shares, scale, window, soft_cap):
-    """Refs in the order of `names`, then this part's peak `[R, 1]`, total `[R, 1]` and weighted sum `[R, H]`, of all R queries
-    of a kv-head, of which a program has M, perhaps some beyond the last.
+    """Refs in the order of `names`, then this part's peak `[R, 1]`, total `[R, 1]` and weighted sum `[R, H]`.
 
-    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, key and value `[P + T, H]`, visible `[M, P + T]`, and
-    where given positions `[M, 1]`, unseen, cache_positions, key_scale and value_scale `[S]`.
+    They are for all R queries of a kv-head, of which a program has M, perhaps some beyond the last.
+
+    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, key and value `[P + T, H]`, visible `[M, P + T]`,
+    and, if given, positions `[M, 1]`, unseen, cache_positions, key_scale and value_scale `[S]`.
     """
     ref = dict(zip(names, refs, strict=False))
     peak_ref, total_ref, sum_ref = refs[len(names) :]
@@ -126,7 +129,7 @@ def _kernel(*refs, names, shares, scale, window, soft_cap):
     columns = pieces(ref["query"].shape[1])
     query = [ref["query"][:, c] for c in columns]
 
-    def loader(start, inside):  # nothing that lies beyond the row's length is read
+    def loader(start, inside):  # nothing beyond the row's length is read
         def load(name, *columns):
             where = pl.ds(start, block), *columns
             shape = block, *(c.stop - c.start for c in columns)
@@ -178,7 +181,7 @@ def _kernel(*refs, names, shares, scale, window, soft_cap):
         tuple(jnp.zeros(q.shape, jnp.float32) for q in query),
     )
     found = jax.lax.fori_loop(0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, found)
-    # the part after the last of the cache begins where the row has ended
+    # the part after the cache's last begins where the row ends
     found = jax.lax.fori_loop(0, (part == shares.parts).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
     first = pl.program_id(2) % shares.tiles * rows
     real = (first + jax.lax.iota(jnp.int32, rows) < sum_ref.shape[0])[:, None]

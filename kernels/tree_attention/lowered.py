@@ -1,7 +1,8 @@
-"""Tree attention as one operation, which becomes an implementation when it is lowered and the platform is known.
+"""Tree attention as one operation, whose implementation is chosen when it is lowered and the platform is known.
 
-So one traced program serves every platform, as by `jax.lax.platform_dependent`, but nothing is traced for those that it is not
-compiled for (tracing a kernel takes longer than the rest of a layer), and a platform that cannot serve it says so.
+So one traced program serves every platform, as with `jax.lax.platform_dependent`. But nothing is traced for platforms
+for which it is not compiled (tracing a kernel takes longer than the rest of a layer), and a platform that cannot serve
+it raises an error.
 """
 
 import functools
@@ -26,7 +27,7 @@ attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.sh
 
 
 def attend(implementation: str | None, operands: Operands, **options) -> Array:
-    """See `api.attend_with`, which takes None, `blocked`, `pallas` and `mosaic_gpu` to here."""
+    """See `api.attend_with`, which comes here for None, `blocked`, `pallas` and `mosaic_gpu`."""
     given, structure = jax.tree.flatten(operands)
     mesh = jax.sharding.get_abstract_mesh()
     return attend_p.bind(
@@ -35,10 +36,10 @@ def attend(implementation: str | None, operands: Operands, **options) -> Array:
 
 
 def interpreted(implementation: str, platform: str, operands: Operands, **options) -> Array:
-    """A platform's kernel in Pallas' interpreter, whose effects keep it from being a part of the operation.
+    """A platform's kernel in Pallas' interpreter, which cannot be a part of the operation because of its effects.
 
     Raises:
-      ValueError: where it does not take such operands.
+      ValueError: if it does not take such operands.
     """
     kernel, why = _kernel(implementation, platform, operands)
     if kernel is None or why is not None:
@@ -51,14 +52,14 @@ def chosen(implementation: str | None, platform: str, operands: Operands, option
 
     Args:
       implementation: see `tree_attention`.
-      platform: which.
+      platform: the platform.
       operands: see `api.attend_with`.
-      options: likewise.
+      options: see `api.attend_with`.
       mesh: the ambient mesh where the operation was traced, maybe empty.
       devices: how many devices the program runs on.
 
     Raises:
-      ValueError: where a kernel is named and cannot be used.
+      ValueError: if a kernel is named and cannot be used.
     """
     if implementation == "blocked" or (implementation is None and platform == "cpu"):
         return over_slots(blocked, mesh, **options)
@@ -79,7 +80,8 @@ def _refused(implementation, why):
 
 
 def _kernel(implementation, platform, operands):
-    """The module of a platform's kernel or None, and why it cannot be used or None. Pallas takes long to import."""
+    """The module of a platform's kernel or None, and the reason why it cannot be used or None. Importing Pallas is
+    slow."""
     if implementation == "mosaic_gpu":
         if platform == "cuda":
             from specjax.kernels.tree_attention import mosaic_gpu
@@ -104,7 +106,8 @@ def _kernel(implementation, platform, operands):
 
 
 def served(platform: str, devices: int, *, implementation, structure, mesh, options):
-    """What the operation becomes on a platform, as a function of the arrays in its operands; the rest are its parameters."""
+    """The implementation on a platform, as a function of the arrays in its operands; the other arguments are its
+    parameters."""
 
     def run(*given):
         operands = jax.tree.unflatten(structure, given)
@@ -121,7 +124,7 @@ def _lower(ctx, *values, platform, **params):
 
 @settled
 def _batch(values, axes, *, implementation, structure, mesh, options):
-    """Under `jax.vmap`: the XLA implementation, which any mapped axis may stand before."""
+    """Under `jax.vmap`: the XLA implementation, which supports any mapped axis."""
     if implementation in ("pallas", "mosaic_gpu"):
         raise ValueError(_refused(implementation, "jax.vmap maps over it"))
 

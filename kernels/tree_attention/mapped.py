@@ -1,10 +1,11 @@
-"""Tree attention under a mesh: each device works on its own rows, kv-heads and cache slots, and nothing of the cache travels.
+"""Tree attention on a mesh: each device works on its own rows, kv-heads and cache slots, and the cache does not travel.
 
-Neither Mosaic nor Triton calls are partitioned by the compiler, so the mesh has to be known where they are traced: as JAX's
+The compiler partitions neither Mosaic nor Triton calls, so the mesh must be known where they are traced. It is JAX's
 ambient mesh (`jax.set_mesh`, or `jax.sharding.use_abstract_mesh` inside jit), which decoders with a mesh set.
 
-Where the slots are split, all queries meet every part of the prefix where it lies, and what they find there is put together by
-its log-sum-exps, as Flash-Decoding (Dao et al. 2023) does on one GPU: messages are as long as the queries, not as the cache.
+If slots are split, every device applies all queries to its part of the prefix, and the results are merged by their
+log-sum-exps, as Flash-Decoding (Dao et al. 2023) does on one GPU. So messages have the size of the queries, not of the
+cache.
 """
 
 import dataclasses
@@ -36,11 +37,11 @@ AXES = Operands(
 
 
 def specs(mesh: jax.sharding.AbstractMesh, operands: Operands, axes: Operands) -> Operands:
-    """Where the parts of the operands lie on a mesh, None for those that there are not.
+    """The partition of the operands on a mesh, None for missing ones.
 
     Args:
-      mesh: which.
-      operands: whose.
+      mesh: the mesh.
+      operands: the operands.
       axes: their logical axes.
     """
     place = lambda x, names: None if x is None else partition(mesh, names, x.shape, {})
@@ -48,7 +49,7 @@ def specs(mesh: jax.sharding.AbstractMesh, operands: Operands, axes: Operands) -
 
 
 def slots_axis(mesh, operands):
-    """The mesh axis over which the cache's slots lie split; None where they do not."""
+    """The mesh axis that splits the cache's slots; None if none does."""
     if says_nothing(mesh) or operands.cache_key is None:
         return None
     axis = partition(mesh, AXES.cache_key, operands.cache_key.shape, {})[2]
@@ -56,13 +57,14 @@ def slots_axis(mesh, operands):
 
 
 def numbered(operands, first):
-    """The queries' positions as slots that begin at `first` are compared with: in their own numbering, but for a ring's."""
+    """The queries' positions for comparison with slots that begin at `first`: numbered like these, except for a
+    ring."""
     positions = operands.query_positions
     return positions if positions is None or operands.cache_positions is not None else positions - first
 
 
 def per_device(way, mesh, **options):
-    """A kernel, as a function of every device's part of the operands, where the ambient `mesh` (maybe empty) says what that is.
+    """A kernel as a function of every device's part of the operands, according to the ambient `mesh` (maybe empty).
 
     Args:
       way: a module that has `attend`, of operands and `options`.
@@ -74,8 +76,8 @@ def per_device(way, mesh, **options):
     def mapped(operands: Operands) -> jax.Array:
         if slots_axis(mesh, operands):
             return over_slots(way, mesh, **options)(operands)
-        with jax.sharding.use_abstract_mesh(mesh):  # a kernel may ask it for which chip it is compiled
-            if says_nothing(mesh):  # one device, or a caller that is mapped already
+        with jax.sharding.use_abstract_mesh(mesh):  # a kernel may ask the mesh for which chip it is compiled
+            if says_nothing(mesh):  # one device, or an already mapped caller
                 return attend(operands)
             places = specs(mesh, operands, AXES)
             return jax.shard_map(attend, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)
@@ -84,7 +86,7 @@ def per_device(way, mesh, **options):
 
 
 def over_slots(way, mesh, **options):
-    """An implementation over split slots, where there are any; else its `attend`, for the compiler to partition.
+    """An implementation over split slots; without split slots, its `attend`, which the compiler partitions.
 
     Args:
       way: a module that has `attend` and `find`, of operands and `options`.
@@ -101,7 +103,7 @@ def over_slots(way, mesh, **options):
         def local(own: Operands):
             part = jax.lax.axis_index(axis)
             size = own.cache_key.shape[2]
-            # a slot is one of the device's own numbering, and so is what it is compared with
+            # slots are numbered within the device, and so are the values compared with them
             own = dataclasses.replace(
                 own,
                 length=jnp.clip(own.length - part * size, 0, size),

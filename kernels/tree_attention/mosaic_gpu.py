@@ -1,8 +1,8 @@
-"""Tree attention on an NVIDIA Hopper GPU: Mosaic programs of one warpgroup, whose products are WGMMA.
+"""Tree attention on an NVIDIA Hopper GPU: Mosaic programs of one warpgroup with WGMMA products.
 
-A program reads its part of a row in blocks that the tensor memory accelerator (TMA) copies into shared memory, some blocks
-ahead. Scores and sums stay in registers; weights pass through shared memory on their way to the second product. Parts are cut
-and put together as those of the Triton kernel (`shares.py`).
+A program reads its part of a row in blocks, which the tensor memory accelerator (TMA) copies into shared memory some
+blocks ahead. Scores and sums stay in registers; weights pass through shared memory to the second product. Parts are cut
+and merged as in the Triton kernel (`shares.py`).
 """
 
 import functools
@@ -20,28 +20,28 @@ from specjax.kernels.tree_attention.parts import MASKED, Found, Operands, capped
 from specjax.kernels.tree_attention.shares import ranges, shares, together
 
 BLOCK = 64
-"""Cache slots read at a time, and the queries of a warpgroup's product, of which some may be no one's."""
+"""Cache slots read at a time, and the queries of a warpgroup's product, some of which may be padding."""
 WIDTHS = 64, 128
-"""Of heads."""
+"""The supported widths of heads."""
 AHEAD = 2**16
-"""Bytes of keys and values that a program has asked for or reads: a multiprocessor has room for two programs."""
+"""Bytes of keys and values that a program has requested or reads; a multiprocessor has room for two programs."""
 PIECE = 32
-"""Channels of the sums that are written at a time."""
+"""Channels of the sums written at a time."""
 AXES = "row", "head", "program"
 WORD = 32
 WGMMA = plgpu.Layout.WGMMA
 ROWS, SLOTS = WGMMA.reduce(1), WGMMA.reduce(0)
 _index = inspect.signature(plgpu.load).parameters.get("idx")
 WHOLE = ((),) if _index is not None and _index.default is inspect.Parameter.empty else ()
-"""What `plgpu.load` takes beside a reference: up to jax 0.10 an index, later nothing."""
+"""The further arguments of `plgpu.load`: an index up to jax 0.10, none later."""
 
 
 def refusal(operands: Operands) -> str | None:
-    """Why the kernel cannot take such operands, or None."""
+    """The reason why the kernel cannot take such operands, or None."""
     width, capacity, dtype = operands.queries.shape[3], operands.cache_key.shape[2], operands.cache_key.dtype
     capability = getattr(
         jax.devices()[0], "compute_capability", "9.0"
-    )  # without a GPU, what is compiled for one is ahead
+    )  # without a GPU, programs for one are compiled ahead of time
     if not capability.startswith("9."):
         return f"it is made for Hopper, of compute capability 9.0, and the device has {capability}"
     if dtype not in (jnp.bfloat16, jnp.float16) or operands.queries.dtype != dtype:
@@ -115,18 +115,18 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
 
 def filled(x, axis, size):
-    """With zeros after its end, up to a size."""
+    """An array padded with zeros to a size."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
 def shared(shape, dtype):
-    """Shared memory as WGMMA reads it: in tiles of 8 rows and 128 bytes, swizzled."""
+    """Shared memory for WGMMA: swizzled tiles of 8 rows and 128 bytes."""
     tile = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
     return plgpu.SMEM(shape, dtype, transforms=(tile, plgpu.SwizzleTransform(128)))
 
 
 def interpreter():
-    """JAX's interpreter of Mosaic programs for GPUs, which has a public name from 0.11.2 on."""
+    """JAX's interpreter of Mosaic GPU programs, which has a public name since 0.11.2."""
     if hasattr(plgpu, "InterpretGPUParams"):
         return plgpu.InterpretGPUParams()
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
@@ -135,16 +135,16 @@ def interpreter():
 
 
 class Warpgroup:
-    """What a warpgroup does with values in registers, which lie there in a layout."""
+    """A warpgroup's operations on values in registers, which have layouts."""
 
     @staticmethod
     def laid(x, layout):
-        """In another layout, or in the first where it is made."""
+        """A value in another layout, or a new value in its first layout."""
         return plgpu.layout_cast(x, layout)
 
     @staticmethod
     def load(ref, layout):
-        """From main memory."""
+        """A value from main memory."""
         return plgpu.load(ref, *WHOLE, layout=layout, optimized=False)
 
     @staticmethod
@@ -164,7 +164,7 @@ class Warpgroup:
 
 
 class Interpreted(Warpgroup):
-    """The same for the interpreter, which knows no layouts, and no product with a transposed array."""
+    """The same operations for the interpreter, which has no layouts and no product with a transposed array."""
 
     laid = staticmethod(lambda x, layout: x)
     load = staticmethod(lambda ref, layout: ref[...])
@@ -177,9 +177,9 @@ class Source(NamedTuple):
     Attributes:
       key: `[B, K, S, H]`, in main memory.
       value: as `key`.
-      count: how many blocks.
-      place: of a block's number, the slot where it begins.
-      seen: of a block's number, which of its slots count for whom, `[M, S]` bool.
+      count: the number of blocks.
+      place: maps a block's number to its first slot.
+      seen: maps a block's number to the slots that each query sees, `[M, S]` bool.
     """
 
     key: jax.Ref
@@ -196,8 +196,8 @@ def _kernel(
     """Refs in the order of `names`, then peaks and totals `[B, K, parts, M]` and weighted sums `[B, K, parts, M, H]`.
 
     ranges `[B, 3]`, facts `[B, W, M]`, query `[B, K, M, H]`, cache_key and cache_value `[B, K, S, H]`, key and value
-    `[B, K, P + T, H]`, and where given unseen and cache_positions `[B, S]`, all in main memory. The rest is shared memory, and
-    the barriers where a copy's end is waited for.
+    `[B, K, P + T, H]`, and, if given, unseen and cache_positions `[B, S]`, all in main memory. The rest is shared
+    memory, and barriers to wait for the end of copies.
     """
     ref = dict(zip(names, refs, strict=False))
     peak_ref, total_ref, sum_ref = refs[len(names) :]
@@ -218,7 +218,7 @@ def _kernel(
     own = ref["key"].shape[2] // BLOCK
     position = None if window is None else fact(own * BLOCK // WORD)
 
-    def place(i):  # the last block of a cache may begin inside the one before
+    def place(i):  # a cache's last block may overlap the previous one
         return jnp.minimum(begin + i * BLOCK, ref["cache_key"].shape[2] - BLOCK)
 
     def seen(i):
@@ -237,7 +237,7 @@ def _kernel(
 
     count = pl.cdiv(jnp.maximum(end - begin, 0), BLOCK)
     cache = Source(ref["cache_key"], ref["cache_value"], count, place, seen)
-    # the part after the last of the cache begins where the row has ended
+    # the part after the cache's last begins where the row ends
     own_count = jnp.where(part == shares.parts, own, 0)
     block = Source(ref["key"], ref["value"], own_count, lambda i: i * BLOCK, own_seen)
 
@@ -274,7 +274,7 @@ def _kernel(
     here = pl.ds(0, shares.tile)
     plgpu.copy_gmem_to_smem(ref["query"].at[row, head, mine], query.at[here], query_there)
     begin_reading(cache)
-    begin_reading(block)  # one of the two has no blocks
+    begin_reading(block)  # one of the two loops has no blocks
     plgpu.barrier_wait(query_there)
     found = on.laid(jnp.full(BLOCK, MASKED), ROWS), on.laid(jnp.zeros(BLOCK), ROWS)
     found = read(cache, (*found, on.laid(jnp.zeros((BLOCK, width)), WGMMA)))

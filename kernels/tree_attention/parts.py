@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-MASKED = -1e30  # finite: a query that sees nothing must not make NaN
+MASKED = -1e30  # finite, so that a query that sees nothing does not make NaN
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The operands of attention: grouped queries, the block's own keys, and the cache; or what belongs to each, such as
-    their axes.
+    """The operands of attention: grouped queries, the block's own keys, and the cache; or a property of each, such as
+    axes.
 
     Attributes:
       queries: `[B, K, M, H]`.
@@ -25,14 +25,14 @@ class Operands:
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
       length: `[B]` int32, visible cache slots per row.
-      visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None of a block whose tokens a mesh
-        splits, which is causal or full.
+      visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None for a block whose tokens
+        a mesh splits, which is causal or full.
       query_positions: `[B, T]` int32, or None without a window.
-      key_positions: `[B, P + T]` int32, of a block whose tokens a mesh splits, under a window; else None.
+      key_positions: `[B, P + T]` int32, under a window for a block whose tokens a mesh splits; otherwise None.
       unseen: `[B, S]` bool, holes in the cache, or None.
-      key_scale: `[B, K, S]`, of a quantised cache, or None.
+      key_scale: `[B, K, S]` for a quantised cache, or None.
       value_scale: as `key_scale`.
-      cache_positions: `[B, S]` int32, of a ring, or None: slot s holds position s.
+      cache_positions: `[B, S]` int32 for a ring; None: slot s holds position s.
       sinks: `[K, M]` float32, a score without a value that every query meets once, or None.
     """
 
@@ -53,13 +53,12 @@ class Operands:
 
 
 class Found(NamedTuple):
-    """The result of queries over some of the keys that they see, from which softmaxes over several parts are put
-    together.
+    """The result of queries over a part of the keys that they see; softmaxes over several parts can be merged.
 
     Attributes:
       peak: `[B, K, M, 1]` float32, the highest score; MASKED where nothing was seen.
-      total: `[B, K, M, 1]` float32, the weights `exp(score - peak)` in all.
-      sums: `[B, K, M, H]` float32, the values times their weights.
+      total: `[B, K, M, 1]` float32, the sum of the weights `exp(score - peak)`.
+      sums: `[B, K, M, H]` float32, the sum of the values times their weights.
     """
 
     peak: jax.Array
@@ -73,7 +72,7 @@ def nothing(shape):
 
 
 def finished(found, sinks=None):
-    """The attention `[B, K, M, H]` float32, beside `sinks` `[K, M]` where there are any; zeros for a query that saw nothing."""
+    """The attention `[B, K, M, H]` float32, with `sinks` `[K, M]` if given; zeros for a query that saw nothing."""
     if sinks is None:
         return found.sums / jnp.maximum(found.total, 1e-30)
     sinks = sinks[None, :, :, None]
@@ -90,26 +89,26 @@ def merged(found, axis):
 
 
 def grouped(query, kv_heads):
-    """Queries `[B, K, M, H]`: the small operand is rearranged, the cache is multiplied where it lies."""
+    """Queries as `[B, K, M, H]`: rearranges the small operand, so that the cache is multiplied as it is."""
     batch, block, heads, width = query.shape
     query = query.reshape(batch, block, kv_heads, heads // kv_heads, width).transpose(0, 2, 1, 3, 4)
     return query.reshape(batch, kv_heads, -1, width)
 
 
 def of_queries(sinks, query, kv_heads):
-    """What belongs to query heads `[K * G]` as `[K, M]` float32, for every query of a kv-head."""
+    """Numbers per query head `[K * G]` as `[K, M]` float32, for every query of a kv-head."""
     return jnp.tile(sinks.astype(jnp.float32).reshape(kv_heads, -1), (1, query.shape[1]))
 
 
 def ungrouped(out, query):
-    """`[B, K, M, H]` in the queries' order and type."""
+    """A result `[B, K, M, H]` in the queries' order and type."""
     batch, block, _, width = query.shape
     out = out.reshape(batch, out.shape[1], block, -1, width).transpose(0, 2, 1, 3, 4)
     return out.reshape(query.shape).astype(query.dtype)
 
 
 def own_visible(block, keys, visible, query_positions, key_positions, causal, window):
-    """Which of `keys` uncommitted keys a query of the block sees, `[B or 1, T, P + T]` bool."""
+    """Which of the block's `keys` uncommitted keys a query sees, `[B or 1, T, P + T]` bool."""
     if visible is None:
         visible = jnp.tril(jnp.ones((block, keys), bool), keys - block) if causal else jnp.ones((block, keys), bool)
         visible = visible[None]
@@ -119,8 +118,9 @@ def own_visible(block, keys, visible, query_positions, key_positions, causal, wi
 
 
 def prefix_visible(slots, length, query_positions, unseen, window, positions=None):
-    """Which cache `slots` `[1, S]`, that hold `positions` `[B, S]` or those of their numbers, a query sees, `[B, T or 1, S]`
-    bool; none of those in `unseen` `[B, S]`."""
+    """Which cache `slots` `[1, S]` a query sees, `[B, T or 1, S]` bool; none of those in `unseen` `[B, S]`.
+
+    The slots hold `positions` `[B, S]`; without these, slot s holds position s."""
     seen = (slots < length[:, None])[:, None, :]
     seen = seen if unseen is None else seen & ~unseen[:, None, :]
     held = slots if positions is None else positions
@@ -128,14 +128,14 @@ def prefix_visible(slots, length, query_positions, unseen, window, positions=Non
 
 
 def capped(scores, soft_cap):
-    """Scores kept within `soft_cap` of zero by a tanh, or as they are (Gemma 2, arXiv:2408.00118, section 2)."""
+    """Scores kept within `soft_cap` of zero by a tanh, or unchanged (Gemma 2, arXiv:2408.00118, section 2)."""
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def scores(query, key, visible, scale, soft_cap, key_scale=None):
     """Queries `[B, K, M, H]` times keys `[B, K, S, H]`, MASKED where not `visible` `[B or 1, T or 1, S]`: `[B, K, M, S]`.
 
-    Where there is a `key_scale` `[B, K, S]`, the keys are quantised and meant times it.
+    With a `key_scale` `[B, K, S]`, the keys are quantised, and it is their factor.
     """
     key = key if key_scale is None else key.astype(query.dtype)
     product = jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
@@ -146,7 +146,8 @@ def scores(query, key, visible, scale, soft_cap, key_scale=None):
 
 
 def mix(weights, value, value_scale=None, dtype=None):
-    """`[B, K, M, S]` and `[B, K, S, H]` to `[B, K, M, H]`, in the values' type, or `dtype` where those are quantised."""
+    """Weights `[B, K, M, S]` times values `[B, K, S, H]`: `[B, K, M, H]`, in the values' type, or `dtype` if they are
+    quantised."""
     if value_scale is not None:
         weights, value = weights * value_scale[:, :, None], value.astype(dtype)
     weights = weights.astype(value.dtype)
@@ -154,7 +155,7 @@ def mix(weights, value, value_scale=None, dtype=None):
 
 
 def running(carry, scored):
-    """The running softmax's next peak and total, the weights of new scores, and what the old sums are worth.
+    """The running softmax's next peak and total, the weights of new scores, and the factor of the old sums.
 
     Args:
       carry: peak and total so far, `[..., M, 1]` float32; MASKED and 0 where nothing was seen.
@@ -190,7 +191,7 @@ def unpacked(words):
 
 
 def query_facts(visible, query_positions, batch, rows):
-    """What a kernel must know of every query of a kv-head, `[B, M, W]` or, with positions, `[B, M, W + 1]` int32.
+    """A kernel's data on every query of a kv-head, `[B, M, W]` or, with positions, `[B, M, W + 1]` int32.
 
     The words of `visible` `[B or 1, T or 1, P + T]` come first, then the position.
     """
@@ -203,7 +204,7 @@ def query_facts(visible, query_positions, batch, rows):
 
 
 def product(a, b, axes):
-    """For kernels: the product over one axis of each, in float32; operands of two types meet in the wider."""
+    """For kernels: the product over one axis of each, in float32; the narrower operand is widened."""
     wide = jnp.promote_types(a.dtype, b.dtype)
     precision = jax.lax.Precision.HIGHEST if wide == jnp.float32 else jax.lax.Precision.DEFAULT
     return jax.lax.dot_general(

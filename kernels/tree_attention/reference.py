@@ -1,4 +1,4 @@
-"""The definition of tree attention, in loops and float64: slow, obvious, and what every implementation is compared with."""
+"""The definition of tree attention in loops and float64: slow and obvious, for comparison with every implementation."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ def reference(
     unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
     sinks=None, cache_positions=None,
 ):  # fmt: skip
-    """Takes what `tree_attention` takes, and returns `[B, T, K * G, H]` in float64."""
+    """Takes the arguments of `tree_attention`, and returns `[B, T, K * G, H]` in float64."""
     exact = lambda x: np.asarray(x).astype(np.float64)
     query, key, value = exact(query), exact(key), exact(value)
     empty = np.zeros((query.shape[0], key.shape[2], 0, query.shape[3]))

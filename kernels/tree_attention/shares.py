@@ -1,8 +1,8 @@
-"""The shares of a GPU's programs in the cache of every row, and the merging of their results.
+"""The division of every row's cache among a GPU's programs, and the merging of their results.
 
-With few queries there are too few rows and kv-heads to fill a GPU, so the used part of every row's cache is split as well
-(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). The block's own keys are one more
-part. A part leaves its peak, its total and its weighted sum, and these meet by their log-sum-exps.
+With few queries, rows and kv-heads are too few to fill a GPU, so the used part of every row's cache is split as well
+(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). The block's own keys are one
+more part. Each part yields its peak, its total and its weighted sum, which are merged by their log-sum-exps.
 """
 
 import dataclasses
@@ -14,22 +14,23 @@ from jax.experimental import pallas as pl
 from specjax.kernels.tree_attention.parts import Found, Operands
 
 PROGRAMS = 264
-"""How many programs are wanted: two for each of an H100's multiprocessors."""
+"""The desired number of programs: two for each of an H100's multiprocessors."""
 SPLIT = 2, 16
-"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum after:
-where the GPU is not full without it, and where it only evens out rows of different lengths."""
+"""The fewest slots of capacity that justify a part, per query of a program, since every query writes a sum for each
+part. The first number is for parts that fill the GPU, the second for parts that only even out rows of different
+lengths."""
 FEWEST = 16
-"""Queries of a program at least."""
+"""The fewest queries of a program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What a program reads: one tile of a kv-head's queries and one part of a row.
+    """The division among programs: each reads one tile of a kv-head's queries and one part of a row.
 
     Attributes:
       tile: queries of a program.
-      tiles: of a kv-head.
-      parts: of a row's cache; the block's own keys are one more.
+      tiles: the number of tiles of a kv-head.
+      parts: the number of parts of a row's cache; the block's own keys are one more.
       block: cache slots read at a time.
     """
 
@@ -40,12 +41,12 @@ class Shares:
 
     @property
     def programs(self) -> int:
-        """The programs of a row and kv-head: `part * tiles + tile`."""
+        """The number of programs of a row and kv-head; a program's number is `part * tiles + tile`."""
         return (self.parts + 1) * self.tiles
 
 
 def shares(operands: Operands, block: int, largest: int) -> Shares:
-    """For blocks of so many slots and at most so many queries a program."""
+    """The division for blocks of `block` slots and at most `largest` queries per program."""
     batch, heads, rows, _ = operands.queries.shape
     tile = min(max(pl.next_power_of_2(rows), FEWEST), largest)
     tiles = pl.cdiv(rows, tile)
@@ -53,10 +54,10 @@ def shares(operands: Operands, block: int, largest: int) -> Shares:
 
 
 def splits(batch: int, heads: int, tiles: int, tile: int, capacity: int, block: int) -> int:
-    """The number of parts in which a row's cache is read, by shapes alone.
+    """The number of parts in which a row's cache is read, by shapes only.
 
-    As many as fill the GPU with the whole batch; and, in larger parts, as many as fill it with a single row, since the others
-    may be short.
+    There are as many as fill the GPU with the whole batch. There may be more, if parts stay large enough, up to as many
+    as fill it with a single row, since the others may be short.
     """
     filling, evening = (max(block, fewest * tile) for fewest in SPLIT)
     full = min(PROGRAMS // (batch * heads * tiles), pl.cdiv(capacity, filling))
@@ -75,7 +76,8 @@ def ranges(operands: Operands, shares: Shares, window: int | None) -> jax.Array:
 
 
 def together(peak: jax.Array, total: jax.Array, sums: jax.Array) -> Found:
-    """What parts found together, of their peaks and totals `[B, K, parts, M, 1]` and their sums `[B, K, parts, M, H]`."""
+    """The merged result of parts, from their peaks and totals `[B, K, parts, M, 1]` and their sums
+    `[B, K, parts, M, H]`."""
     top = jnp.max(peak, axis=2)
     worth = jnp.exp(peak - top[:, :, None])
     return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(sums * worth, axis=2))

@@ -1,8 +1,8 @@
-"""Tree attention of a long prompt's block, whose tokens a mesh splits as it does the cache's slots.
+"""Tree attention of a long prompt's block whose tokens, like the cache's slots, are split over a mesh.
 
-Every device keeps its queries, and a part in n of the work: the block's keys and the parts of the cache go round a ring of n
-devices (`specjax.kernels.ring_attention`). So a block of n times the tokens costs a device what one costs without a mesh; what
-travels is the cache, once per block but the first, which is why blocks that are split should be wide.
+Every device keeps its queries and does one n-th of the work: the block's keys and the parts of the cache go round a
+ring of n devices (`specjax.kernels.ring_attention`). So a block with n times the tokens costs a device as much as one
+block without a mesh. The cache travels once per block except for the first, so split blocks should be wide.
 """
 
 import dataclasses
@@ -35,11 +35,12 @@ AXES = Operands(
 )
 """Logical axes of the operands of `attend`."""
 CACHE = ("cache_key", "cache_value", "unseen", "key_scale", "value_scale", "cache_positions")
-"""The operands that go round with the slots that they are of."""
+"""The operands that travel together with their slots."""
 
 
 def splits(query, key, cache_key) -> bool:
-    """Whether the ambient mesh splits `query` `[B, T, N, H]` of a block without a past, and the slots of `cache_key`."""
+    """Whether the ambient mesh splits both `query` `[B, T, N, H]` of a block without a past and the slots of
+    `cache_key`."""
     mesh, axis = known_mesh(), RULES["tokens"]
     if mesh is None or cache_key is None or mesh.shape.get(axis, 1) == 1:
         return False
@@ -48,7 +49,7 @@ def splits(query, key, cache_key) -> bool:
 
 
 def attend(operands: Operands, *, causal, scale, window, soft_cap) -> jax.Array:
-    """Attention of the queries of a split block, without `visible`; options as of `tree_attention`."""
+    """Attention of a split block's queries, without `visible`; options are those of `tree_attention`."""
     mesh = known_mesh()
     assert mesh is not None, "there is no mesh to split over"
     group = operands.queries.shape[2] // operands.key.shape[2]
@@ -81,7 +82,7 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
         return jax.lax.cond(owner * tokens <= at[-1], look, lambda found: found, found) if causal else look(found)
 
     def prefix(found, held, owner):
-        first = owner * slots  # a slot is one of the part's own numbering, and so is what it is compared with
+        first = owner * slots  # slots are numbered within the part, and so are the values compared with them
         length = jnp.clip(operands.length - first, 0, slots)
         part = dataclasses.replace(operands, **dict(zip(CACHE, held, strict=True)), length=length)
         part = dataclasses.replace(part, query_positions=numbered(part, first))
@@ -90,7 +91,7 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
     held = operands.key, operands.value, operands.key_positions
     found = ring.around(axis, held, own, nothing(queries.shape))
     cache = tuple(getattr(operands, name) for name in CACHE)
-    # a prompt's first block finds an empty cache; all devices must agree on it, rows that others hold included
+    # a prompt's first block finds an empty cache; all devices must agree on that, also for rows on other devices
     used = jax.lax.pmax(jnp.max(operands.length), everyone) > 0
     found = jax.lax.cond(used, lambda found: ring.around(axis, cache, prefix, found), lambda found: found, found)
     return finished(found, operands.sinks)

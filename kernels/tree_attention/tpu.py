@@ -1,10 +1,12 @@
-"""Tree attention on a TPU: a Mosaic kernel that reads, of every row's cache, the blocks that the row has filled.
+"""Tree attention on a TPU: a Mosaic kernel that reads only the filled blocks of every row's cache.
 
-The grid is a list of (row, block of cache slots), every row's blocks one after the other: its last bound is dynamic, and which
-row a step is of it reads from prefetched scalars. A step takes as many kv-heads as fit the chip's memory. The block's own keys
-come with a row's first step, then the prefix, with one running softmax in float32 (Milakov and Gimelshein 2018,
-arXiv:1805.02867). All queries of a kv-head (T * G) share what is read. Caches that a TPU keeps with their slots side by side
-(`layouts.slots_last`) are read that way, as `[B, K, H, S]`.
+The grid is a list of (row, block of cache slots), with every row's blocks in sequence. Its last bound is dynamic, and
+prefetched scalars name the row of each step. A step takes as many kv-heads as fit the chip's memory. A row's first step
+includes the block's own keys; the prefix follows, with one running softmax in float32 (Milakov and Gimelshein 2018,
+arXiv:1805.02867).
+
+All queries of a kv-head (T * G) share each read. Caches that a TPU stores with adjacent slots (`layouts.slots_last`)
+are read in that form, as `[B, K, H, S]`.
 """
 
 import functools
@@ -32,7 +34,7 @@ MAX_ROWS = 1024
 
 
 def refusal(operands: Operands) -> str | None:
-    """Why the kernel cannot take such operands, or None."""
+    """The reason why the kernel cannot take such operands, or None."""
     keys, rows = operands.key.shape[2], operands.queries.shape[2]
     if keys > MAX_KEYS:
         return f"a block and its past may hold {MAX_KEYS} keys, not {keys}"
@@ -42,8 +44,8 @@ def refusal(operands: Operands) -> str | None:
 
 
 def attend(operands: Operands, **options) -> jax.Array:
-    """See `api.attend_with`. `interpret` runs it on any platform, slowly, with a TPU's memory spaces emulated; `tiles` stand
-    for those of `blocks.tiles`."""
+    """See `api.attend_with`. `interpret` runs it on any platform, slowly, with emulated TPU memory spaces. `tiles`
+    replaces `blocks.tiles`."""
     return _call(operands, **options, whole=True)[0]
 
 
@@ -54,7 +56,7 @@ def find(operands: Operands, **options) -> Found:
 
 
 def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False, tiles=None):
-    """The finished attention, or where it is not `whole` sums, peaks and totals."""
+    """The finished attention or, if not `whole`, sums, peaks and totals."""
     queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
@@ -67,7 +69,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     first = jnp.zeros_like(used)
     if window is not None and operands.cache_positions is None:
         first = jnp.clip((jnp.min(query_positions, axis=1) - window + 1) // size, 0, most - 1)
-    count = jnp.maximum(pl.cdiv(used, size) - first, 1)  # blocks of a row; an empty one's own keys take a step as well
+    count = jnp.maximum(pl.cdiv(used, size) - first, 1)  # blocks of a row; an empty row needs one step too
     start, row_of, steps = schedule(count, parts, most)
     listed = row_of.size // parts
 
@@ -76,7 +78,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     pad = ((0, 0), (0, 0), (0, 32 * words - operands.key.shape[2]), (0, 0))
     key, value = jnp.pad(operands.key, pad), jnp.pad(operands.value, pad)
 
-    def spec(shape, *index):  # a block, and where it lies: "b", "k", 0, or "s" for the blocks of the cache
+    def spec(shape, *index):  # a block and its place: "b", "k", 0, or "s" for the blocks of the cache
         def at(p, k, t, used, first, count, start, row_of):
             b = row_of[p * listed + t]
             s = first[b] + jnp.minimum(t - start[b], count[b] - 1)
@@ -90,7 +92,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
         cached = spec((None, tiles.heads, width, size), "b", "k", 0, "s")
     scales = spec((None, tiles.heads, 1, size), "b", "k", 0, "s")
 
-    def stays(x):  # the compiler would bring whole rows into VMEM ahead, and not only their live blocks
+    def stays(x):  # the compiler would prefetch whole rows into VMEM, not only their live blocks
         x = x.swapaxes(2, 3) if turned else x
         return x if interpret or (width % 128 and not turned) else pltpu.with_memory_space_constraint(x, pltpu.HBM)
 
@@ -139,12 +141,12 @@ def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Ar
 
     Args:
       count: `[B]` int32, steps of every row, 1 to `most`.
-      parts: a divisor of B; each part of the rows has a list of its own, for a core of its own.
+      parts: a divisor of B; each part of the rows has its own list, for its own core.
       most: blocks of a row's cache.
 
     Returns:
-      The step of its part's list at which a row begins, `[B]`; the row of each step, `[B * most]`, the parts' lists one after
-      the other and each as long, after its end its last one; and how many steps the longest list has.
+      The step of its part's list at which each row begins, `[B]`; the row of each step, `[B * most]`; and the length of
+      the longest list. The parts' lists are concatenated and equally long; after its end, a list repeats its last row.
     """
     each = count.reshape(parts, -1)
     ends = jnp.cumsum(each, axis=1)
@@ -159,11 +161,13 @@ def _kernel(
     used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, listed, size, chunk, ragged, turned, scale, window,
     soft_cap,
 ):  # fmt: skip
-    """Refs in the order of `names`, then the result `[K, M, H]`, or sums `[K, M, H]`, peak and total `[K, M, 1]`, and then
-    peak, total and sums so far; of the K heads of a step.
+    """Refs for the K heads of a step: those of `names`, then outputs, then scratch.
 
-    query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`, or
-    `[K, H, block]` where `turned`, and where given unseen and cache_positions `[1, block]`, key_scale and value_scale
+    Outputs are the result `[K, M, H]`, or sums `[K, M, H]`, peak and total `[K, M, 1]`. Scratch is peak, total and sums
+    so far.
+
+    query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`,
+    or `[K, H, block]` if `turned`; and, if given, unseen and cache_positions `[1, block]`, key_scale and value_scale
     `[K, 1, block]`, and sinks `[K, M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
@@ -194,7 +198,7 @@ def _kernel(
             scored = jnp.where(seen, capped(scores(head, ref["key"][head]), soft_cap), MASKED)
             shape = peak_ref.shape[1:]
             before = jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32)
-            if "sinks" in ref:  # a score that was met before all others
+            if "sinks" in ref:  # counts as a score before all others
                 before = ref["sinks"][head], jnp.ones(shape, jnp.float32)
             _, sum_ref[head] = add(head, scored, ref["value"][head], None, before)
 
@@ -218,7 +222,7 @@ def _kernel(
                 if "key_scale" in ref:
                     key_scale, value_scale = ref["key_scale"][head, :, at], ref["value_scale"][head, :, at]
                     key, value = key.astype(ref["query"].dtype), value.astype(ref["value"].dtype)
-                if ragged:  # the last block reads past the cache, where anything may lie, and 0 times NaN is NaN
+                if ragged:  # the last block reads past the cache, where values are undefined, and 0 times NaN is NaN
                     down = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, value.shape, slot_axis)
                     value = jnp.where(down < used_ref[row], value, jnp.zeros_like(value))
                     if value_scale is not None:

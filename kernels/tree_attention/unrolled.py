@@ -1,7 +1,7 @@
-"""Attention of a pass over slots that were passed over before, as training unrolls a draft: in XLA, with a gradient.
+"""Attention of repeated passes over the same slots, as training unrolls a draft; in XLA, with a gradient.
 
-A query sees one key of every later pass. So these are `[B, T, s]` scores beside the first pass's `[B, T, T]`, of some
-queries at a time, in place of a mask and scores `[B, T, (s + 1) T]`.
+A query sees one key of every later pass. So there are `[B, T, s]` scores in addition to the first pass's `[B, T, T]`,
+computed for some queries at a time. That replaces a mask and scores `[B, T, (s + 1) T]`.
 """
 
 import dataclasses
@@ -26,10 +26,12 @@ from specjax.kernels.tree_attention.parts import (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unrolled:
-    """What the last of 1 + s passes over the same T slots sees, whose keys lie side by side, the first pass's first.
+    """The keys that the last of 1 + s passes over the same T slots sees.
 
-    Slot t of the last pass drafts s tokens after slot t - s of the first: it sees that one and those before it, and of pass r,
-    0 < r <= s, the one slot that lies on the way, t - s + r.
+    The keys of all passes are concatenated, the first pass's first.
+
+    Slot t of the last pass drafts s tokens after slot t - s of the first. It sees that slot and those before it. Of
+    pass r, 0 < r <= s, it sees only slot t - s + r, which is on the way.
 
     Attributes:
       first: `[B or 1, T, T]` bool, which slots of the first pass a query sees.
@@ -47,12 +49,12 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
       query: `[B, T, K * G, H]`.
       key: see above.
       value: as `key`.
-      visible: see there.
+      visible: see `Unrolled`.
       positions: `[B, T]` of the slots, read only under a `window`.
-      scale: as there, and so are the others.
-      window: see above.
-      soft_cap: see above.
-      sinks: see above.
+      scale: see `api.tree_attention`.
+      window: see `api.tree_attention`.
+      soft_cap: see `api.tree_attention`.
+      sinks: see `api.tree_attention`.
     """
     width, passes, heads = query.shape[1], visible.later.shape[2], key.shape[2]
     first, later = visible.first, visible.later
@@ -66,7 +68,7 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
     def of_some(inputs):
         query, first, later, near_key, near_value = inputs
         q = grouped(query, heads)
-        one = (*q.shape[:2], query.shape[1], -1, q.shape[3])  # the queries of a slot side by side
+        one = (*q.shape[:2], query.shape[1], -1, q.shape[3])  # a slot's queries, adjacent
         beside = jnp.einsum("bktgh,btskh->bktgs", q.reshape(one), near_key, preferred_element_type=jnp.float32)
         beside = jnp.where(later[:, None, :, None], capped(beside * scale, soft_cap), MASKED)
         before = scores(q, key, first, scale, soft_cap)
@@ -84,5 +86,5 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
 
 def _near(x, passes):
     """The keys that each slot sees of the later passes, `[B, T, s, K, H]`, from keys `[B, s + 1, T, K, H]`."""
-    moved = [jnp.roll(x[:, r], passes - r, axis=1) for r in range(1, passes + 1)]  # none is seen that comes round
+    moved = [jnp.roll(x[:, r], passes - r, axis=1) for r in range(1, passes + 1)]  # slots that wrap around are not seen
     return jnp.stack(moved, axis=2)

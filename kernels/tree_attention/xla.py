@@ -1,4 +1,4 @@
-"""Tree attention in plain XLA, in one piece: right everywhere, and the gradient of every other way."""
+"""Tree attention in plain XLA, in one piece: works everywhere, and gives the gradient of every other implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ def attend(operands: Operands, **options) -> jax.Array:
 
 
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:
-    """One softmax over prefix and block scores laid side by side, as `Found`."""
+    """One softmax over concatenated prefix and block scores, as `Found`."""
     o = operands
     own = scores(o.queries, o.key, o.visible, scale, soft_cap)
     laid = own

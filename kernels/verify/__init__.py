@@ -1,4 +1,4 @@
-"""The coupled verdict's inner step: the argmax of scores plus Gumbel noise that is never an array."""
+"""The inner step of the coupled verifier: the argmax of scores plus Gumbel noise, which is never stored as an array."""
 
 from specjax.kernels.verify.api import gumbel_argmax
 

@@ -1,4 +1,4 @@
-"""The one door to the Gumbel argmax: picks an implementation."""
+"""The entry point of the Gumbel argmax, which chooses an implementation."""
 
 from typing import Literal, get_args
 
@@ -20,27 +20,29 @@ def gumbel_argmax(
     block: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The argmax over the vocabulary of `scores + g`, where every node's Gumbel vector g comes from a key it names.
+    """The argmax over the vocabulary of `scores + g`, where each node's key gives its Gumbel vector g.
 
-    With scores = log p this draws from p (the Gumbel-max trick). No noise of shape `[B, N, V]` is made, and that of a token
-    does not depend on blocks, meshes or the other nodes: entry i of key k is `jax.random.gumbel(k, (V,), float32)[i]`.
+    With scores = log p, this draws from p (the Gumbel-max trick). No noise array of shape `[B, N, V]` is made. A
+    token's noise does not depend on blocks, meshes or other nodes: entry i for key k is
+    `jax.random.gumbel(k, (V,), float32)[i]`.
 
     Args:
       scores: `[B, N, V]` float32, warped; -inf removes a token.
-      keys: `[B, C]` typed threefry keys of the draws, such as those of the depths of a tree.
+      keys: `[B, C]` typed threefry keys of the draws, for example one per depth of a tree.
       which: `[B, N]` int32 in [0, C), each node's key.
-      noisy: `[B]` bool; the others take the argmax of their scores alone.
-      columns: `[V]` int32, the token ids of the columns, for a head over some of the vocabulary; None: they are ids.
+      noisy: `[B]` bool; other rows take the argmax of their scores without noise.
+      columns: `[V]` int32, the token ids of the columns, for a head over a part of the vocabulary; None: columns are
+        ids.
       block: columns read at a time; None lets the implementation choose. It never changes the result.
       implementation: `xla`, or the TPU kernel, `pallas`, which runs on one device (on a mesh, call `partial_argmax` inside
         `shard_map`). None is `xla`. `pallas_tpu_interpreted` is the kernel in an interpreter: slow, for tests.
 
     Returns:
-      The index of the winning column `[B, N]` int32 and its score `[B, N]` float32, noise included. The lowest index wins a
-      tie; it is -1 where the largest score is not finite. NaN counts as inf.
+      The index of the winning column `[B, N]` int32 and its score `[B, N]` float32, noise included. The lowest index
+      wins a tie. The index is -1 if the largest score is not finite. NaN counts as inf.
 
     Raises:
-      ValueError: on an unknown implementation, or keys that are not threefry's.
+      ValueError: on an unknown implementation, or keys that are not threefry keys.
     """
     index, peak = partial_argmax(
         scores, keys, which, noisy, columns=columns, block=block, implementation=implementation
@@ -58,9 +60,9 @@ def partial_argmax(
     block: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`gumbel_argmax` of part of a vocabulary, whose token ids are `columns`: a column for every score, finite or not.
+    """`gumbel_argmax` over a part of the vocabulary with token ids `columns`: always a column, finite or not.
 
-    Parts are put together by `merge` of their indices, made those of the whole, and their scores.
+    `merge` combines parts, from their scores and their indices within the whole vocabulary.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(f"gumbel_argmax has no implementation {implementation!r}; choose 'xla', 'pallas' or None")

@@ -1,4 +1,4 @@
-"""Gumbel noise as a function of a key and a token id, in integer operations that run anywhere, inside a kernel too.
+"""Gumbel noise as a function of a key and a token id, in integer operations that run anywhere, also inside a kernel.
 
 The bits are those of `jax.random.gumbel(key, (V,), float32)` under `jax_threefry_partitionable`, where entry i is the
 threefry block of the 64-bit counter i, its two words xored.
@@ -32,7 +32,7 @@ def threefry2x32(first: jax.Array, second: jax.Array, high: jax.Array, low: jax.
 
 
 def gumbel_noise(first: jax.Array, second: jax.Array, ids: jax.Array) -> jax.Array:
-    """Standard Gumbel noise in float32 of token `ids`, whatever else is asked for with them.
+    """Standard Gumbel noise in float32 for token `ids`, independent of other ids in the call.
 
     Args:
       first: uint32, the first word of the key of a position's draw.
@@ -41,5 +41,5 @@ def gumbel_noise(first: jax.Array, second: jax.Array, ids: jax.Array) -> jax.Arr
     """
     high, low = threefry2x32(first, second, jnp.zeros_like(ids).astype(jnp.uint32), ids.astype(jnp.uint32))
     unit = jax.lax.bitcast_convert_type((high ^ low) >> np.uint32(9) | np.uint32(0x3F800000), jnp.float32) - 1
-    tiny = np.finfo(np.float32).tiny  # the uniform is in [tiny, 1), as `jax.random.gumbel` has it
+    tiny = np.finfo(np.float32).tiny  # the uniform is in [tiny, 1), as in `jax.random.gumbel`
     return -jnp.log(-jnp.log(jnp.maximum(tiny, unit * (1 - tiny) + tiny)))

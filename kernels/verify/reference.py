@@ -1,4 +1,4 @@
-"""The slow, obvious way: `jax.random.gumbel` for every node, then an argmax."""
+"""The slow, obvious implementation: `jax.random.gumbel` for every node, then an argmax."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The Gumbel argmax as one Mosaic kernel: scores are read once, and noise lives in registers.
+"""The Gumbel argmax as one Mosaic kernel: scores are read once, and noise exists only in registers.
 
 A program reads a block of columns of one row's nodes. It keeps a running maximum for each of the 128 lanes, so nothing
 crosses lanes until XLA reduces `[B, N, 128]` at the end.
@@ -16,9 +16,9 @@ from specjax.kernels.verify.xla import merge
 
 LANES = 128
 WIDTH = 512
-"""Columns whose noise is computed at a time: independent chains of integer operations hide one another's latency."""
+"""Columns whose noise is computed at a time; independent chains of integer operations hide each other's latency."""
 BLOCK_BYTES = 2**21
-"""Scores of a block, of which two are in memory at a time."""
+"""Scores of a block; two blocks are in memory at a time."""
 INTERPRETER = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
 
 
@@ -31,7 +31,7 @@ def argmax(scores, words, which, noisy, columns, *, block=None, interpret=False)
       which: `[B, N]` int32.
       noisy: `[B]` bool.
       columns: `[V]` int32 or None.
-      block: columns a program, or None.
+      block: columns per program, or None.
       interpret: whether to run it in an interpreter.
     """
     batch, nodes, vocab = scores.shape
@@ -40,7 +40,7 @@ def argmax(scores, words, which, noisy, columns, *, block=None, interpret=False)
     if not shared:
         words = jnp.take_along_axis(words, which[:, :, None], axis=1)
     sampled = jnp.broadcast_to(noisy[:, None], (batch, nodes)).astype(jnp.int32)
-    if nodes == 1:  # rows become nodes: a lone node would use one sublane of eight
+    if nodes == 1:  # rows become nodes: a single node would use one sublane of eight
         scores, words, which, sampled = (jnp.swapaxes(x, 0, 1) for x in (scores, words, which, sampled))
     rows, nodes = scores.shape[:2]
     any_noise = sampled.max(axis=1)
@@ -91,7 +91,7 @@ def _kernel(any_noise, scores, first, second, which, sampled, *rest, vocab, bloc
             ids = columns[:, at] if columns is not None else column
             total = jnp.where(sampled[0] > 0, total + _noise(first[0], second[0], which[0], ids, shared), total)
         total = jnp.where(total != total, jnp.inf, total)
-        total = jnp.where(column < vocab, total, -jnp.inf)  # beyond the vocabulary lies anything
+        total = jnp.where(column < vocab, total, -jnp.inf)  # values beyond the vocabulary are undefined
         best, where = peak[0], index[0]
         for lane in range(0, WIDTH, LANES):
             piece = total[:, lane : lane + LANES]
@@ -110,7 +110,7 @@ def _kernel(any_noise, scores, first, second, which, sampled, *rest, vocab, bloc
 
 def _noise(first, second, which, ids, shared):
     """`[N, W]`: the noise of every node at `ids` `[1, W]`."""
-    noise = gumbel_noise(first, second, ids)  # [C, W], or [N, W] where each node has a key of its own
+    noise = gumbel_noise(first, second, ids)  # [C, W], or [N, W] if each node has its own key
     if not shared:
         return noise
     own = jnp.broadcast_to(noise[:1], (which.shape[0], noise.shape[1]))

@@ -1,4 +1,4 @@
-"""Cache policies of autoregressive models: what is kept of older tokens. A line per method, as they are listed."""
+"""Cache policies of autoregressive models for older tokens: one line per method, in the order of listings."""
 # isort: skip_file
 
 from specjax.models.caches.ems import EMS as EMS

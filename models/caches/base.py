@@ -1,8 +1,9 @@
-"""The contract of a cache policy of an autoregressive model: what is kept of tokens that are no longer among the newest.
+"""The contract of a cache policy of an autoregressive model, which decides how older tokens are kept.
 
-The newest lie in a ring, exactly. Some at a time (a chunk) the oldest of them are folded into a layer's body, which is the
-policy's own, and which queries see beside the ring. In the shape descriptions `B` denotes rows, `K` kv-heads, `G` query heads
-of each, `H` their width, `R` slots of a ring, `C` those of a body, `g` tokens of a chunk, `W` queries of a window.
+The newest tokens are kept exactly, in a ring. The oldest of them are folded, a chunk at a time, into a layer's body.
+The policy defines the body, and queries see it together with the ring. In the shape descriptions `B` denotes rows, `K`
+kv-heads, `G` query heads of each, `H` their width, `R` slots of a ring, `C` those of a body, `g` tokens of a chunk, `W`
+queries of a window.
 """
 
 import abc
@@ -24,15 +25,15 @@ _ENDLESS = 2**31 - 1  # positions
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layer(Pretty):
-    """The part of one layer that a policy folds.
+    """The data of one layer for a fold.
 
     Attributes:
       key: `[B, K, g, H]`, of the chunk.
       value: as `key`.
-      ring: `[B, K, R, H]`, keys of all of the newest, the chunk among them.
-      query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring, each of which is asked once in a text.
-      seen: `[B, W, R]` bool, which slots of the ring those saw.
-      positions: `[B, g]` int32, of the chunk: some more than the last one's.
+      ring: `[B, K, R, H]`, keys of all newest tokens, including the chunk.
+      query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring; each is used once per text.
+      seen: `[B, W, R]` bool, the ring slots that these queries saw.
+      positions: `[B, g]` int32, of the chunk; they follow the last chunk's.
     """
 
     key: Float[Array, "B K g H"]
@@ -43,13 +44,13 @@ class Layer(Pretty):
     positions: Int[Array, "B g"]
 
     def received(self, body: Array, used: Array) -> tuple[Array, Array]:
-        """The attention that slots of a body `[B, K, C, H]` and of the ring receive from a query of the window, on average.
+        """The average attention that slots of a body `[B, K, C, H]` and of the ring receive from the window's queries.
 
-        Of scores as they are: a layer's sinks and soft cap are not in them.
+        It is computed from plain scores, without a layer's sinks and soft cap.
 
         Args:
           body: keys.
-          used: `[B, C]` bool, which hold anything.
+          used: `[B, C]` bool, the slots in use.
 
         Returns:
           `[B, K, C]` and `[B, K, R]`, float32, which sum to 1.
@@ -68,8 +69,8 @@ class Old(abc.ABC):
     """A policy for older tokens of a cache. Implementations are frozen dataclasses.
 
     Attributes:
-      recent: how many of the newest tokens are exact, at least.
-      chunk: g, how many are folded at a time.
+      recent: the least number of newest tokens that are exact.
+      chunk: g, how many tokens are folded at a time.
     """
 
     about: ClassVar[Named] = None
@@ -79,16 +80,16 @@ class Old(abc.ABC):
 
     @property
     def asks(self) -> int:
-        """W, how many tokens' queries are kept for `fold`; 0: none are."""
+        """W, the number of tokens whose queries are kept for `fold`; 0: none."""
         return 0
 
     @abc.abstractmethod
     def init(self, config: Any, layer: int, batch: int, capacity: int, dtype: Any) -> Any:
-        """An empty body; every leaf leads with `[B, K]`, or is `[B, C]`, which the heads have in common.
+        """An empty body; every leaf leads with `[B, K]`, or is `[B, C]` and shared by all heads.
 
         Args:
           config: a `ModelConfig`.
-          layer: of it.
+          layer: one of its layers.
           batch: B.
           capacity: how many positions a row may have.
           dtype: of keys and values.
@@ -96,12 +97,12 @@ class Old(abc.ABC):
 
     @abc.abstractmethod
     def fold(self, bodies: tuple[Any, ...], layers: tuple[Layer, ...], folded: Array) -> tuple[Any, ...]:
-        """The bodies of all layers with a chunk more.
+        """The bodies of all layers with one more chunk.
 
         Args:
-          bodies: of layers that have keys of their own.
-          layers: as many.
-          folded: `[B]` int32, tokens that the bodies were made of before; multiples of g.
+          bodies: of the layers with their own keys.
+          layers: the data of these layers.
+          folded: `[B]` int32, tokens already in the bodies; multiples of g.
         """
 
     @abc.abstractmethod
@@ -112,12 +113,12 @@ class Old(abc.ABC):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ring(Pretty):
-    """The newest tokens: position p lies in slot p mod R.
+    """The newest tokens; position p is in slot p mod R.
 
     Attributes:
       key: `[B, K, R, H]`.
       value: as `key`.
-      query: `[B, K, R, G * H]`; None where a policy asks no queries.
+      query: `[B, K, R, G * H]`; None if the policy uses no queries.
     """
 
     key: Float[Array, "B K R H"]
@@ -128,15 +129,15 @@ class Ring(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OldCache(Pretty):
-    """The cache of a model with a policy, of the layers that have keys and values of their own.
+    """The cache of a model with a policy, for the layers with their own keys and values.
 
-    A commit folds what its own first position leaves behind: tokens before that are committed, those from there on may be
-    rejected. So nothing that is rejected was ever folded; and when a token is folded depends on where steps begin.
+    A commit folds only tokens before its own first position: these are committed, while later ones may be rejected. So
+    no rejected token is ever folded. When a token is folded depends on where steps begin.
 
     Attributes:
       rings: a tuple over layers.
-      bodies: likewise, the policy's.
-      folded: `[B]` int32, positions below are in the bodies.
+      bodies: a tuple over layers, the policy's bodies.
+      folded: `[B]` int32; positions below it are in the bodies.
       policy: static.
       ahead: static, how many positions a commit may write.
     """
@@ -149,10 +150,10 @@ class OldCache(Pretty):
 
     @classmethod
     def empty(cls, policy: Old, config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None) -> "OldCache":
-        """A cache of nothing.
+        """An empty cache.
 
         Args:
-          policy: which.
+          policy: the policy.
           config: a `ModelConfig`.
           batch: B.
           capacity: how many positions a row may have.
@@ -160,7 +161,7 @@ class OldCache(Pretty):
           ahead: how many positions a commit may write.
 
         Raises:
-          ValueError: where `ahead` is None.
+          ValueError: if `ahead` is None.
         """
         if ahead is None:
             raise ValueError(
@@ -179,7 +180,7 @@ class OldCache(Pretty):
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Slots:
-        """The slots of a layer that queries after `length` `[B]` tokens see."""
+        """The slots of a layer seen by queries after `length` `[B]` tokens."""
         key, value, seen = self.policy.read(self.bodies[index], self.folded)
         ring = self.rings[index]
         held = _held(ring.key.shape[2], length)
@@ -188,10 +189,10 @@ class OldCache(Pretty):
         return Slots(*laid, unseen=~seen, asks=self.policy.asks > 0)
 
     def commit(self, delta: KVDelta, src: Array | None, dst: Array) -> "OldCache":
-        """See `specjax.lm.LM.commit`; of runs.
+        """See `specjax.lm.LM.commit`; for runs only.
 
         Raises:
-          ValueError: where more is written than there is room for, or slots are named.
+          ValueError: if more is written than there is room for, or if slots are named.
         """
         count = (delta.positions if src is None else src).shape[1]
         if dst.ndim != 1 or count > self.ahead:
@@ -209,7 +210,7 @@ class OldCache(Pretty):
         return jax.tree.map(name, self)
 
     def begun(self, length: Array) -> "OldCache":
-        """With all chunks folded that leave `recent` tokens before `length` `[B]`, where a step begins."""
+        """The cache with all chunks folded that leave `recent` tokens before `length` `[B]`, where a step begins."""
         policy, slots = self.policy, self.rings[0].key.shape[2]
         due = lambda folded: length - folded >= policy.recent + policy.chunk
         held = _held(slots, length)
@@ -223,7 +224,7 @@ class OldCache(Pretty):
             for ring in self.rings:
                 take = lambda x, at: jnp.take_along_axis(x, (at % slots)[:, None, :, None], axis=2)
                 width = ring.key.shape[3]
-                query = ring.key if ring.query is None else ring.query  # of no tokens, where none are asked
+                query = ring.key if ring.query is None else ring.query  # of no tokens if the policy uses none
                 query = take(query, asking).reshape(*query.shape[:2], policy.asks, query.shape[3] // width, width)
                 chunk = take(ring.key, positions), take(ring.value, positions)
                 layers.append(Layer(*chunk, ring.key, query, seen, positions))
@@ -236,6 +237,6 @@ class OldCache(Pretty):
 
 
 def _held(slots: int, length: Array) -> Array:
-    """The positions `[B, R]` that a ring holds after `length` `[B]` tokens; negative where there is none yet."""
+    """The positions `[B, R]` that a ring holds after `length` `[B]` tokens; negative for empty slots."""
     last = length[:, None] - 1
     return last - (last - jnp.arange(slots)[None]) % slots

@@ -1,4 +1,5 @@
-"""Evicts, then merges (EMS, arXiv:2412.08521): a head keeps the tokens that queries look at, and lays others over them."""
+"""Evict, then merge (EMS, arXiv:2412.08521): a head keeps the tokens that queries attend to, and merges others into
+them."""
 
 import dataclasses
 from typing import Any
@@ -16,13 +17,13 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Centres(Pretty):
-    """What a layer keeps, head by head.
+    """The tokens that a layer keeps, by head.
 
     Attributes:
       key: `[B, K, C, H]`.
       value: as `key`.
-      score: `[B, K, C]` float32, the attention received since a token came, over all chunks.
-      chunks: `[B, K, C]` float32, how many that were.
+      score: `[B, K, C]` float32, the attention received since a token was added, over all chunks.
+      chunks: `[B, K, C]` float32, the number of these chunks.
     """
 
     key: Array
@@ -33,17 +34,19 @@ class Centres(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class EMS(Old):
-    """Keeps the `budget` most important of a head's older tokens. Every other one is merged into the kept one whose key
-    is most like its own, or evicted where none is like it.
+    """Keeps the `budget` most important of a head's older tokens, and merges or evicts the others.
 
-    Importance is the mean of two: the attention from the last chunk's queries (local), and that from all chunks' since the
-    token came, over how many those were (global), so that early tokens, which more queries saw, have no advantage. How the
-    paper puts the two together we do not know; nor its threshold. Merged keys are taken as they lie, turned by their positions.
+    A token is merged into the kept token with the most similar key, or evicted if none is similar. Merged keys include
+    their rotation by position.
+
+    Importance is the mean of a local and a global value. Local is the attention from the last chunk's queries. Global
+    is the attention from all chunks since the token was added, divided by their number, so that early tokens, which
+    more queries saw, have no advantage. The paper's way to combine the two is unknown to us, as is its threshold.
 
     Attributes:
       budget: C.
-      threshold: of the cosine of two keys: a token is merged where its own is above that, else evicted. 1: all are evicted; -1:
-        none is.
+      threshold: the bound of the cosine of two keys, above which a token is merged; otherwise it is evicted. 1: all are
+        evicted; -1: none is.
     """
 
     about = About(
@@ -93,14 +96,15 @@ class EMS(Old):
         worth = jnp.where(there, (local + every.score / jnp.maximum(every.chunks, 1)) / 2, -1.0)
         order = jnp.argsort(-worth, axis=2)
         kept, rest = jnp.sort(order[..., : self.budget], axis=2), order[..., self.budget :]
-        # where there is room for all, the kept are the tokens so far and empty slots after them, and the rest are empty
+        # if there is room for all, the kept ones are the tokens so far and the empty slots after them; the rest are
+        # empty
         kept = jnp.where(folded[:, None, None] < self.budget, _behind(folded, self.budget, self.chunk), kept)
         full = (folded >= self.budget)[:, None, None]
         centres, others = (jax.tree.map(lambda x, at=at: _take(x, at), every) for at in (kept, rest))
         return self._merged(centres, others, jnp.broadcast_to(full, rest.shape))
 
     def _merged(self, centres: Centres, others: Centres, there: Array) -> Centres:
-        """Centres with what others, as far as they are `there` `[B, K, g]`, bring to their like."""
+        """The centres after merging the other tokens that are `there` `[B, K, g]` into similar ones."""
         unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x.astype(jnp.float32), axis=-1, keepdims=True), 1e-9)
         like = jnp.einsum("bkgh,bkch->bkgc", unit(others.key), unit(centres.key))
         into = jax.nn.one_hot(jnp.argmax(like, axis=-1), self.budget)
@@ -117,8 +121,8 @@ class EMS(Old):
 
 
 def _behind(folded: Array, budget: int, chunk: int) -> Array:
-    """Where a body with room finds its tokens in body and chunk side by side, `[B, 1, C]`: the chunk goes after the
-    others."""
+    """For a body with room: the indices `[B, 1, C]` of its next tokens in the concatenation of body and chunk; the
+    chunk follows the others."""
     at = jnp.arange(budget)[None]
     ours = (at >= folded[:, None]) & (at < folded[:, None] + chunk)
     return jnp.where(ours, budget + at - folded[:, None], at)[:, None]

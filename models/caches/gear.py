@@ -1,4 +1,4 @@
-"""GEAR (arXiv:2403.05527): few bits, what they get wrong in low rank, and the numbers that fit neither as they are."""
+"""GEAR (arXiv:2403.05527): few bits, a low-rank approximation of their errors, and exact outliers."""
 
 import dataclasses
 
@@ -12,22 +12,23 @@ from specjax.pretty import Pretty
 Array = jax.Array
 
 ITERATIONS = 3
-"""Iterations of the power method that finds the low rank."""
+"""Iterations of the power method for the low-rank factors."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Geared(Pretty):
-    """Matrices `[..., g, H]` of a chunk's keys or values. A vector is a channel over the tokens, or a token over the channels.
+    """Matrices `[..., g, H]` of a chunk's keys or values. A vector is a channel over the tokens, or a token over the
+    channels.
 
     Attributes:
-      codes: `[..., g, H * bits / 8]` uint8, or of 16 bits `[..., g, H]` uint16.
-      scale: `[..., 1, H]` or `[..., g, 1]`, of every vector.
-      least: as `scale`, what code 0 stands for.
-      left: `[..., g, r]`, of the low rank.
-      right: `[..., H, r]`, likewise.
-      values: of every vector the outliers, as many slots in place of its axis.
-      places: as `values`, where in the vector.
+      codes: `[..., g, H * bits / 8]` uint8; for 16 bits, `[..., g, H]` uint16.
+      scale: `[..., 1, H]` or `[..., g, 1]`, one for every vector.
+      least: as `scale`, the value of code 0.
+      left: `[..., g, r]`, the left low-rank factor.
+      right: `[..., H, r]`, the right low-rank factor.
+      values: the outliers of every vector; their number replaces the vector's axis.
+      places: as `values`, their indices in the vector.
     """
 
     codes: Array
@@ -41,18 +42,18 @@ class Geared(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class GEAR(Old):
-    """Keeps every token. A chunk's keys are quantised by channel and its values by token, each between the least and
-    the most of its vector without outliers; the errors of a head's matrix are approximated in low rank; outliers are
-    exact. A step restores all chunks.
+    """Keeps every token in few bits, with low-rank error correction and exact outliers.
 
-    The paper's rank is higher for a prompt than for what is generated; here a chunk's is one, whatever it holds.
+    A chunk's keys are quantised by channel and its values by token, each between the minimum and the maximum of its
+    vector without outliers. The errors of a head's matrix are approximated in low rank. A step restores all chunks. In
+    the paper, the rank is higher for a prompt than for generated text; here all chunks have the same rank.
 
     Attributes:
-      chunk: see `Old`; the tokens of a channel that have a scale together.
+      chunk: see `Old`; the tokens of a channel that share a scale.
       bits: 2, 4, 8 or 16.
       rank: r; 0: none.
-      outliers: the share of a vector that is kept exactly, half of them its greatest numbers, half its least (one at least of
-        either); 0: none (GEAR-L).
+      outliers: the share of a vector that is kept exactly, half of it the greatest numbers and half the least (at least
+        one of each); 0: none (GEAR-L).
     """
 
     about = About(
@@ -103,10 +104,10 @@ class GEAR(Old):
         )
 
     def packed(self, x: Array, axis: int) -> Geared:
-        """Matrices `[..., g, H]` whose vectors lie along `axis`.
+        """Packs matrices `[..., g, H]` with vectors along `axis`.
 
-        Scales and factors are float16, or of 16 bits float32, as a step of those is finer than float16 says; outliers are of
-        `x`'s type.
+        Scales and factors are float16; for 16 bits they are float32, since their steps are finer than float16 resolves.
+        Outliers have the type of `x`.
         """
         kind, least_scale = (jnp.float32, 1e-30) if self.bits == 16 else (jnp.float16, 1e-6)
         whole, plain = x, x.astype(jnp.float32)
@@ -135,7 +136,7 @@ class GEAR(Old):
         )
 
     def restored(self, part: Geared, axis: int) -> Array:
-        """What was packed; the numbers of `part` may have more axes in front."""
+        """Restores packed matrices; the arrays of `part` may have further leading axes."""
         plain = _numbers(part.codes, self.bits) * part.scale.astype(jnp.float32) + part.least
         plain = plain + jnp.einsum("...gr,...hr->...gh", part.left, part.right, preferred_element_type=jnp.float32)
         return _put(plain.astype(part.values.dtype), part.places.astype(jnp.int32), part.values, axis)
@@ -159,7 +160,7 @@ def _low_rank(error: Array, rank: int) -> tuple[Array, Array]:
 
 
 def _bits(codes: Array, bits: int) -> Array:
-    """Whole numbers `[..., H]` side by side in bytes."""
+    """Packs integers `[..., H]` into bytes."""
     if bits == 16:
         return codes.astype(jnp.uint16)
     parts = codes.astype(jnp.uint8).reshape(*codes.shape[:-1], -1, 8 // bits)
@@ -167,7 +168,7 @@ def _bits(codes: Array, bits: int) -> Array:
 
 
 def _numbers(codes: Array, bits: int) -> Array:
-    """The numbers of `_bits`, float32."""
+    """The integers packed by `_bits`, as float32."""
     if bits == 16:
         return codes.astype(jnp.float32)
     parts = (codes[..., None] >> _shifts(bits, codes.ndim + 1)) & jnp.uint8(2**bits - 1)

@@ -1,4 +1,4 @@
-"""Cascade pruning of tokens (SpAtten, arXiv:2012.09852): what a layer forgets, all later ones forget."""
+"""Cascade pruning of tokens (SpAtten, arXiv:2012.09852): a token that a layer drops is dropped by all later layers."""
 
 import dataclasses
 from typing import Any
@@ -16,13 +16,14 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Alive(Pretty):
-    """What a layer keeps, for all of its heads.
+    """The tokens that a layer keeps, for all of its heads.
 
     Attributes:
       key: `[B, K, C, H]`.
       value: as `key`.
-      positions: `[B, C]` int32; -1 where a slot is empty.
-      score: `[B, C]` float32, the attention received since a token came, of all chunks and heads, in this and all lower layers.
+      positions: `[B, C]` int32; -1 for an empty slot.
+      score: `[B, C]` float32, the attention received since a token was added, over all chunks and heads, in this and
+        all lower layers.
     """
 
     key: Array
@@ -33,16 +34,19 @@ class Alive(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class SpAtten(Old):
-    """The first layer keeps `important` of the older tokens, the last one `last`, those between in proportion; what a
-    layer keeps is among what the one below keeps. A token is as important as the attention that it has received so far,
-    added up over heads and over layers up to this one. The first `start` tokens are always kept.
+    """Keeps the most important older tokens, fewer in later layers.
 
-    This is the pruning of tokens alone: not of heads or values, nor the quantisation in two parts, which are the accelerator's.
+    The first layer keeps `important` tokens, the last one `last`, and layers between in proportion. A layer keeps a
+    subset of the tokens of the layer below. A token's importance is the attention that it has received so far, summed
+    over heads and over layers up to this one. The first `start` tokens are always kept.
+
+    This implements only the pruning of tokens. The pruning of heads and values, and the quantisation in two parts,
+    belong to the paper's accelerator.
 
     Attributes:
       important: C of the first layer.
-      last: C of the last one.
-      start: tokens at the beginning of a text that stay.
+      last: C of the last layer.
+      start: the number of tokens at the beginning of a text that are always kept.
     """
 
     about = About(
@@ -82,14 +86,14 @@ class SpAtten(Old):
             ring = jnp.take_along_axis(ring.sum(axis=1), slots, axis=1)
             positions = jnp.concatenate([body.positions, layer.positions], axis=1)
             fresh = jnp.concatenate([received.sum(axis=1), ring], axis=1)
-            # a token's attention of this chunk, with that of the layers below, all of which have it
+            # a token's attention in this chunk, including the layers below, all of which keep it
             same = None if below is None else _same(positions, below.positions)
             fresh = fresh if same is None else fresh + jnp.einsum("bij,bj->bi", same, brought)
             score = jnp.concatenate([body.score, jnp.zeros_like(ring)], axis=1) + fresh
             alive = positions >= 0 if same is None else (positions >= 0) & (same.sum(axis=2) > 0)
             worth = jnp.where(alive, jnp.where(positions < self.start, jnp.inf, score), -jnp.inf)
             worth, at = jax.lax.top_k(worth, body.positions.shape[1])
-            order = jnp.argsort(at, axis=1)  # in the order in which they were
+            order = jnp.argsort(at, axis=1)  # in the original order
             worth, at = jnp.take_along_axis(worth, order, axis=1), jnp.take_along_axis(at, order, axis=1)
             take = lambda x, at=at: jnp.take_along_axis(x, at, axis=1)
             every = [jnp.concatenate(pair, axis=2) for pair in ((body.key, layer.key), (body.value, layer.value))]
@@ -101,5 +105,5 @@ class SpAtten(Old):
 
 
 def _same(a: Array, b: Array) -> Any:
-    """Whether `[B, i]` and `[B, j]` are equal positions, `[B, i, j]` float32; empty slots are none's."""
+    """Whether positions `[B, i]` and `[B, j]` are equal, `[B, i, j]` float32; empty slots equal nothing."""
     return ((a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]).astype(jnp.float32)

@@ -1,1 +1,1 @@
-"""Descriptions of the architectures that `load` reads and `save` writes; `table` has all of them."""
+"""Descriptions of the architectures that `load` reads and `save` writes; `table` lists them all."""

@@ -1,4 +1,4 @@
-"""The description of a model family, and the parts that several of them read and write alike."""
+"""The description of a model family, and parts that several families read and write in the same way."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from specjax.models.ropes import RopeConfig
 from specjax.models.tensors import Tensor
 
 Fields = Callable[[str], Any]
-"""A field of `config.json` by name; what transformers assumes where the file leaves it out."""
+"""A function that returns a field of `config.json` by name, with transformers' default if the file omits it."""
 
 SILU = {"hidden_act": ("silu",)}
 
@@ -23,12 +23,12 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
     """One rope for all layers.
 
     Args:
-      get: a field of the file.
-      partial: whether the file may say that it rotates a part of each head.
-      long: the width of a head whose rope may be `longrope`; 0 where it may not.
+      get: returns a field of the file.
+      partial: whether the file may rotate only a part of each head.
+      long: the width of a head whose rope may be `longrope`; 0 if it may not.
 
     Raises:
-      ModelError: on a rope that is not supported, and on wrong fields.
+      ModelError: on an unsupported rope, and on wrong fields.
     """
     names = (
         "rope_theta",
@@ -49,21 +49,22 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The differences of one architecture.
+    """The differences of one architecture from Llama.
 
     Attributes:
       model_type: its name in `config.json`.
-      architecture: that of its class there.
-      usual: fields that transformers assumes where a file leaves them out. The sizes that have no entry are required.
-      read: from a file's fields and the Llama of its sizes and rope to the model, by changing the parts of that one.
-      write: from a model to a file's fields, beyond those that all have. What it cannot say is found by reading again.
-      fixed: fields with the values that the loader can serve, the usual one first; see `check_fixed`.
-      others: other names that models of these layers and tensors have, whatever else they hold.
-      rope: the rope of all layers, from a file's fields; None where `read` gives each kind of layer its own.
-      names: of its tensors, from those in Llama's layout.
-      layout: of its parameters; see `specjax.models.weights.Layout`.
-      text: from a folder's tensors to those that are the model's.
-      note: what a file may say besides, for readers.
+      architecture: the name of its class there.
+      usual: transformers' defaults for fields that a file omits. Sizes without an entry are required.
+      read: makes the model from a file's fields and the Llama of its sizes and rope, by changing parts of that.
+      write: makes a file's fields from a model, beyond those that all families have. Parts that it cannot express are
+        detected by reading the result again.
+      fixed: fields with the values that the loader supports, the default first; see `check_fixed`.
+      others: other names of models with these layers and tensors, whatever else those models contain.
+      rope: makes the rope of all layers from a file's fields; None if `read` gives each kind of layer its own.
+      names: maps the names of tensors in Llama's layout to its own.
+      layout: the layout of its parameters; see `specjax.models.weights.Layout`.
+      text: selects the model's tensors from a folder's.
+      note: what else a file may say, for readers.
     """
 
     model_type: str
@@ -81,10 +82,10 @@ class Family:
 
 
 def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:
-    """With the window in the layers that `layer_types` says.
+    """The config with the window in the layers that `layer_types` names.
 
     Raises:
-      ModelError: where layers have a window that is none.
+      ModelError: if layers should have a window and there is none.
     """
     uses = [kind == SLIDING for kind in layer_kinds(types, config.num_hidden_layers)]
     if window is None and any(uses):
@@ -95,13 +96,13 @@ def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:
 
 
 def mixers(config: ModelConfig, fields: Callable[[int], dict[str, Any]]) -> ModelConfig:
-    """With these fields in the mixer of every layer, by its number."""
+    """The config with these fields in the mixer of every layer, by its number."""
     change = lambda i, layer: dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **fields(i)))
     return config.each(change)
 
 
 def sparse(config: ModelConfig, experts: ExpertsConfig, uses: Sequence[bool] | None = None) -> ModelConfig:
-    """With experts in the place of the MLPs of the layers that use them; None: of all."""
+    """The config with experts in place of the MLPs of the layers that use them; None: of all layers."""
 
     def change(i: int, layer: LayerConfig) -> LayerConfig:
         if uses is not None and not uses[i]:
@@ -112,24 +113,24 @@ def sparse(config: ModelConfig, experts: ExpertsConfig, uses: Sequence[bool] | N
 
 
 def layer_types(config: ModelConfig) -> list[str]:
-    """What `layer_types` says."""
+    """The value of `layer_types`."""
     return [FULL if config.window(i) is None else SLIDING for i in range(config.num_hidden_layers)]
 
 
 def ropes_by_kind(config: ModelConfig) -> dict[str, RopeConfig]:
-    """The ropes of layers with a window and of those without; of a kind that is not there the other's."""
+    """The ropes of layers with a window and of layers without; a missing kind has the other's rope."""
     far = next((one for one in config.attentions if one.window is None), config.near)
     return {SLIDING: config.near.rope or RopeConfig(), FULL: far.rope or RopeConfig()}
 
 
 def rope_parameters(ropes: Mapping[str, RopeConfig]) -> dict[str, Any]:
-    """What `rope_parameters` says of ropes by the kind of layer."""
+    """The value of `rope_parameters` for ropes by the kind of layer."""
     said = lambda rope: hf_rope.to_hf(rope.scaling) or {"rope_type": "default"}
     return {kind: {"rope_theta": rope.theta} | said(rope) for kind, rope in ropes.items()}
 
 
 def attention_bias(get: Fields) -> dict[str, Any]:
-    """One switch for the biases of q, k, v and o."""
+    """The biases of q, k, v and o, which share one switch."""
     biased = flag("attention_bias", get("attention_bias"))
     return {"qkv_bias": biased, "o_bias": biased}
 
@@ -140,8 +141,9 @@ def sparse_layers(config: ModelConfig) -> list[bool]:
 
 
 def joined(name: str, parts: Mapping[str, str]) -> str:
-    """The name of a tensor that several parameters share, by the end of the module's name in Llama's layout; see
-    `specjax.models.weights.Names`.
+    """The name of a tensor that several parameters share; see `specjax.models.weights.Names`.
+
+    `parts` maps the ends of modules' names in Llama's layout.
 
     >>> joined("model.layers.3.mlp.up_proj.weight", {"mlp.up_proj": "mlp.gate_up_proj.weight#1"})
     'model.layers.3.mlp.gate_up_proj.weight#1'

@@ -1,7 +1,7 @@
-"""GLM-4.5 and later ones of its architecture (arXiv:2508.06471).
+"""GLM-4.5 and later models of its architecture (arXiv:2508.06471).
 
-Its router is DeepSeek-V3's; a part of each head is rotated; the first layers have no experts. The layers after the last
-that a file may hold (multi-token prediction) are a drafter's.
+Its router is DeepSeek-V3's. A part of each head is rotated. The first layers have no experts. A file may hold further
+layers after the last (multi-token prediction), which a drafter uses.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI 2025, arXiv:2508.10925): attention sinks, biases, experts whose gates and inputs are clamped.
 
-Published folders hold the experts' weights in MXFP4 (`specjax.models.packed.mxfp4`), those that transformers or `save` writes
-plain numbers; both are read.
+Published folders hold the experts' weights in MXFP4 (`specjax.models.packed.mxfp4`). Folders that transformers or
+`save` writes hold plain numbers. Both are read.
 """
 
 from typing import Any

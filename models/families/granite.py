@@ -1,6 +1,6 @@
 """Granite 3 and dense Granite 4 (huggingface.co/ibm-granite): Llama's layers, with multipliers.
 
-Granite 4 is written for layers of state space models and experts too: folders that have none of them are read.
+Granite 4 also allows state-space layers and experts; only folders without them are read.
 """
 
 import functools
@@ -40,7 +40,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_4(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """The MLP is what the file calls the shared one, and positions are there only where it says so."""
+    """Reads Granite 4: the MLP is the file's shared MLP, and positions are used only if the file says so."""
     types = get("layer_types") or get("layers_block_type") or ["mamba"]
     others = sorted({str(kind) for kind in types} - {FULL, "attention"})
     if others or len(types) != get("num_hidden_layers"):
@@ -61,7 +61,7 @@ def _read_4(get: Fields, plain: ModelConfig) -> ModelConfig:
 
 
 def _write_4(config: ModelConfig) -> dict[str, Any]:
-    """With the sizes of state space layers that transformers checks though there are none."""
+    """Writes Granite 4, with the sizes of state-space layers, which transformers checks even if there are none."""
     c = config
     return _write(c) | {
         "layer_types": [FULL] * c.num_hidden_layers, "num_local_experts": 0, "num_experts_per_tok": 0,

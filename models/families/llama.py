@@ -1,4 +1,5 @@
-"""Llama 2 (arXiv:2307.09288) and 3 (arXiv:2407.21783); Mistral (arXiv:2310.06825): all of its layers have a window, or none."""
+"""Llama 2 (arXiv:2307.09288) and 3 (arXiv:2407.21783); Mistral (arXiv:2310.06825), in which all layers have a window,
+or none."""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from specjax.models.model_config import ModelConfig
 
 
 def biases(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """With biases in attention and MLPs, as a file says."""
+    """The config with biases in attention and MLPs, as a file says."""
     biased = plain.every(AttentionConfig, **base.attention_bias(get))
     return biased.every(MLPConfig, bias=flag("mlp_bias", get("mlp_bias")))
 
@@ -21,7 +22,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
 
 
 def all_windowed(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """Every layer has the window, where there is one."""
+    """The config with the window in every layer, if there is one."""
     window = get("sliding_window")
     return plain if window is None else base.windows(plain, [SLIDING] * plain.num_hidden_layers, window)
 

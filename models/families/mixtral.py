@@ -1,4 +1,4 @@
-"""Mixtral (arXiv:2401.04088): Mistral's layers with experts in the place of every MLP."""
+"""Mixtral (arXiv:2401.04088): Mistral's layers with experts in place of every MLP."""
 
 from typing import Any
 

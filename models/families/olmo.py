@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656) and OLMo 3: attention and MLP read the stream as it is, and what they give is normalised."""
+"""OLMo 2 (arXiv:2501.00656) and OLMo 3: attention and MLP read the stream unnormed, and their outputs are normed."""
 
 from typing import Any
 
@@ -26,7 +26,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_3(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """`rope_theta` and `rope_scaling` are of layers without a window; in `rope_parameters` each kind has its own."""
+    """`rope_theta` and `rope_scaling` apply to layers without a window; in `rope_parameters` each kind of layer has its
+    own."""
     layers, types = plain.num_hidden_layers, get("layer_types")
     types = [SLIDING if (i + 1) % 4 else FULL for i in range(layers)] if types is None else types
     given = an_object("rope_parameters", get("rope_parameters"))

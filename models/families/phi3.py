@@ -1,5 +1,5 @@
-"""Phi-3 (arXiv:2404.14219), Phi-3.5 and Phi-4 (arXiv:2412.08905, and mini, arXiv:2503.01743): Llama's layers, whose q, k and v,
-and whose gate and up, are one matrix each in the file.
+"""Phi-3 (arXiv:2404.14219), Phi-3.5 and Phi-4 (arXiv:2412.08905, and mini, arXiv:2503.01743): Llama's layers. In the
+file, q, k and v are one matrix, and so are gate and up.
 """
 
 import functools
@@ -14,11 +14,11 @@ from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 
 _OLD = {"su": "longrope", "yarn": "longrope"}
-"""What files of early versions call a rope's type."""
+"""Names of rope types in files of early versions."""
 
 
 def _rope(get: Fields) -> RopeConfig:
-    """Ropes are as they are or `longrope`."""
+    """The rope: unscaled or `longrope`."""
     name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
     rope = an_object(name, get(name))
     kind = rope.get("rope_type") or rope.get("type")
@@ -28,7 +28,8 @@ def _rope(get: Fields) -> RopeConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    """The positions of the first training are beside the rope, and `longrope` has three fields there in old versions."""
+    """Writes the positions of the first training outside the rope; in old versions, `longrope` has three fields
+    there."""
     c, scaling = config, config.rope.scaling
     out = {
         "sliding_window": c.near.window, "partial_rotary_factor": c.rope.share,

@@ -14,7 +14,7 @@ _USUAL = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_
 
 
 def _windows(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """Layers from `max_window_layers` on have the window, where `layer_types` does not say which."""
+    """The config with the window in layers from `max_window_layers` on, unless `layer_types` says which."""
     layers, types = plain.num_hidden_layers, get("layer_types")
     window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
     if types is None:
@@ -48,7 +48,7 @@ def _write_3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """Experts in every `decoder_sparse_step`th layer but those of `mlp_only_layers`."""
+    """Reads experts in every `decoder_sparse_step`th layer except those of `mlp_only_layers`."""
     step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
     dense, layers = get("mlp_only_layers") or [], plain.num_hidden_layers
     if not is_size(step) or not isinstance(dense, list) or not all(is_id(i) for i in dense):

@@ -1,5 +1,5 @@
-"""Seed-OSS (ByteDance 2025, huggingface.co/ByteDance-Seed): Llama's layers, with biases on q, k and v, and heads that are
-together wider than the model."""
+"""Seed-OSS (ByteDance 2025, huggingface.co/ByteDance-Seed): Llama's layers with biases on q, k and v, and with heads
+whose total width exceeds the model's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SmolLM3 (huggingface.co/blog/smollm3): Llama's layers, of which every fourth has no positions."""
+"""SmolLM3 (huggingface.co/blog/smollm3): Llama's layers; every fourth has no positions."""
 
 from typing import Any
 
@@ -11,8 +11,9 @@ from specjax.models.model_config import ModelConfig
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """`no_rope_layers` has 1 for the layers that do rotate. The others have the window, where there is one and `layer_types`
-    does not say."""
+    """Reads `no_rope_layers`, which has 1 for the layers that do rotate.
+
+    The other layers have the window, if there is one and `layer_types` does not decide."""
     layers, ones, every = plain.num_hidden_layers, get("no_rope_layers"), get("no_rope_layer_interval")
     if not is_size(every):
         raise ModelError(f"config.json: no_rope_layer_interval must be a number of layers, not {shown(every)}")
@@ -33,7 +34,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "no_rope_layers": [int(one.rope is not None) for one in c.attentions], "mlp_bias": c.dense.bias,
         "attention_bias": c.near.qkv_bias, "layer_types": base.layer_types(c), "sliding_window": c.near.window,
         "use_sliding_window": c.near.window is not None,
-        "pad_token_id": None,  # transformers assumes one that a small vocabulary has not
+        "pad_token_id": None,  # transformers' default does not exist in a small vocabulary
     }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""Fields of `config.json` by which published models differ: what a file may say in them of a model that was read without them.
+"""Fields of `config.json` in which published models differ, and the values allowed for models read without them.
 
-A family reads the fields that it has. For any other field here, which may be left over, or be of another model under a
-known name, the value must be one that leaves the arithmetic as it was read: else texts would be wrong, and nothing
-would say so.
+A family reads its own fields. Any other field listed here may be left over, or belong to another model under a known
+name. Its value must not change the arithmetic that was read; otherwise texts would be wrong without an error.
 """
 
 import math
@@ -14,7 +13,7 @@ from specjax.models.fields import FULL, SLIDING, shown
 from specjax.models.model_config import ModelConfig
 
 Said = Callable[[ModelConfig], Any]
-"""From a config to what a file would say of it."""
+"""A function from a config to the value that a file would have for it."""
 
 _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((False, None), """
@@ -45,7 +44,7 @@ _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("rms", "rmsnorm", "RMSNorm", None), "norm_type layer_norm_type normalization_function"),
     (("rope", "rotary", None), "position_embedding_type"),
 )  # fmt: skip
-"""Values that change nothing, and fields that may have them."""
+"""Values that change nothing, and the fields that may have them."""
 
 _QK_NORM: Said = lambda c: c.near.qk_norm is not None or c.near.qk_wide_norm is not None
 _SAID: dict[str, Said] = {
@@ -67,20 +66,20 @@ _SAID: dict[str, Said] = {
         ("num_experts", "num_local_experts", "n_routed_experts"), lambda c: c.experts.num_experts if c.experts else 0
     ),
 }
-"""What a file that has one of these fields would say of a model, where it does not leave it at null."""
+"""The value that a file would have for a model in each of these fields, unless it is null."""
 
 NAMES = frozenset(_SAID) | {name for _, names in _OFF for name in names.split()}
-"""All of them."""
+"""All fields that are checked."""
 _ALLOWED = {name: values for values, names in _OFF for name in names.split()}
 
 
 def check(given: dict[str, Any], config: ModelConfig, read: Collection[str], family: str) -> None:
-    """Raises ModelError where a file says something that the model as it was read is not.
+    """Raises ModelError if a field contradicts the model as it was read.
 
     Args:
       given: the fields of the file.
-      config: what was read.
-      read: the fields that were.
+      config: the model as it was read.
+      read: the fields that were read.
       family: the architecture.
     """
     for name in sorted(given.keys() & NAMES - set(read)):
@@ -95,7 +94,7 @@ def check(given: dict[str, Any], config: ModelConfig, read: Collection[str], fam
 
 
 def _alike(value: Any, usual: Any) -> bool:
-    """Whether two values of a field say the same."""
+    """Whether two values of a field mean the same."""
     if isinstance(usual, float | int) and isinstance(value, float | int):
         return math.isclose(value, usual, rel_tol=1e-5)
     if isinstance(usual, list) and isinstance(value, list):

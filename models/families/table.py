@@ -1,5 +1,6 @@
-"""The architectures that are read and written. A line per family; `save` writes a model of no family as the first of
-these that can say what it is."""
+"""The architectures that are read and written, one line per family.
+
+`save` writes a model without a family as the first of these that can express it."""
 # isort: skip_file
 
 from specjax.models.families.base import Family
@@ -23,4 +24,4 @@ from specjax.models.gemma_text import GEMMA4 as GEMMA4
 from specjax.models.families.gpt_oss import GPT_OSS as GPT_OSS
 
 FAMILIES: dict[str, Family] = {one.model_type: one for one in list(globals().values()) if isinstance(one, Family)}
-"""By `model_type`."""
+"""The families by `model_type`."""

@@ -1,4 +1,4 @@
-"""Architectures that are asked for and not read, and why."""
+"""Requested architectures that are not supported, and the reasons."""
 
 _STATE = "a rejected draft cannot be taken out of their running state"
 
@@ -24,17 +24,18 @@ UNSUPPORTED = {
     ): "layer norms with a mean",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
-"""Names of architectures to what is not supported of them."""
+"""The unsupported part of each architecture, by its names."""
 
 
 def reason(named: list[str]) -> str | None:
-    """Why a model with one of these names is not read: architectures, or a `model_type`; None where we do not know it."""
+    """The reason why a model with one of these names (architectures, or a `model_type`) is not supported; None if
+    unknown."""
     asked = {_bare(name) for name in named}
     return next((why for names, why in UNSUPPORTED.items() if asked & {_bare(name) for name in names}), None)
 
 
 def _bare(name: str) -> str:
-    """What an architecture and its `model_type` have in common.
+    """The common part of an architecture's name and its `model_type`.
 
     >>> _bare("Qwen3NextForCausalLM") == _bare("qwen3_next")
     True

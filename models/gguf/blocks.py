@@ -1,7 +1,7 @@
 """The codes, scales and minima of GGUF's blocks, for the types whose numbers are `code * scale + minimum`.
 
-Bytes of a block in their order, from ggml's `ggml-common.h`. A float16 `d` is a scale, `m` or `dmin` a minimum. "Halves" are 16
-bytes of 32 codes: byte j has code j in its low half, and code j + 16 in its high one.
+The order of a block's bytes is that of ggml's `ggml-common.h`. A float16 `d` is a scale, `m` or `dmin` a minimum.
+"Halves" are 16 bytes with 32 codes: byte j has code j in its low half, and code j + 16 in its high half.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 Blocks = np.ndarray
-"""Bytes of N blocks, `[N, bytes]` uint8."""
+"""The bytes of N blocks, `[N, bytes]` uint8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Part:
 
     Attributes:
       kind: its type.
-      each: how many of the block's numbers an entry is for.
-      read: entries `[N, block / each]` of blocks.
+      each: how many of the block's numbers share an entry.
+      read: returns the entries `[N, block / each]` of blocks.
     """
 
     kind: np.dtype
@@ -31,12 +31,12 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a block holds; see `specjax.models.packed_matrix.Packed`.
+    """The content of a block; see `specjax.models.packed_matrix.Packed`.
 
     Attributes:
       values: the codes.
-      scale: floats, or the sizes and the counts of steps.
-      minimum: likewise; nothing where none is added.
+      scale: floats, or the step sizes and counts.
+      minimum: likewise; empty if none is added.
       table: see `Packed`.
     """
 
@@ -47,7 +47,7 @@ class Layout:
 
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the codes of IQ4 stand for."""
+"""The numbers that the codes of IQ4 stand for."""
 _INT4, _UINT4, _FLOAT4 = (np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn))
 _INT8, _UINT8, _HALF, _POWER = (np.dtype(kind) for kind in (np.int8, np.uint8, np.float16, ml_dtypes.float8_e8m0fnu))
 
@@ -58,7 +58,7 @@ def _halves(codes: np.ndarray) -> np.ndarray:
 
 
 def _fifth(bits: np.ndarray) -> np.ndarray:
-    """`[N, 4]` bytes to `[N, 32]`: 16 where a bit is set."""
+    """`[N, 4]` bytes to `[N, 32]`: 16 for each set bit."""
     return np.unpackbits(np.ascontiguousarray(bits), axis=-1, bitorder="little") << 4
 
 
@@ -80,12 +80,12 @@ def _planes(bits: np.ndarray) -> np.ndarray:
 
 
 def _half(start: int, sign: int = 1) -> Callable[[Blocks], np.ndarray]:
-    """A float16 that begins at a byte."""
+    """Reads a float16 that begins at a byte."""
     return lambda b: np.ascontiguousarray(b[:, start : start + 2]).view(np.float16) * np.float16(sign)
 
 
 def _six_bits(minima: bool, start: int) -> Callable[[Blocks], np.ndarray]:
-    """The eight scales, or minima, of 6 bits in 12 bytes of Q4_K and Q5_K."""
+    """The eight 6-bit scales, or minima, in 12 bytes of Q4_K and Q5_K."""
 
     def read(b: Blocks) -> np.ndarray:
         low, mid, high = (b[:, start + 4 * i : start + 4 * i + 4] for i in range(3))
@@ -96,7 +96,7 @@ def _six_bits(minima: bool, start: int) -> Callable[[Blocks], np.ndarray]:
 
 
 def _q3_scales(b: Blocks) -> np.ndarray:
-    """The 16 scales of 6 bits, less 32, in 12 bytes of Q3_K."""
+    """The 16 6-bit scales, minus 32, in 12 bytes of Q3_K."""
     own = b[:, 96:108]
     low = np.concatenate([own[:, :8] & 15, own[:, :8] >> 4], axis=-1)
     high = (own[:, 8:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).swapaxes(-1, -2).reshape(-1, 16)
@@ -109,7 +109,7 @@ def _q6_codes(b: Blocks) -> np.ndarray:
 
 
 def _xs_scales(b: Blocks) -> np.ndarray:
-    """The eight scales of 6 bits, less 32, of IQ4_XS."""
+    """The eight 6-bit scales, minus 32, of IQ4_XS."""
     low = (b[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
     high = np.ascontiguousarray(b[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     return (low | high.astype(np.uint8) << 4).view(np.int8) - 32
@@ -120,7 +120,7 @@ def _signed(codes: np.ndarray, less: int) -> np.ndarray:
 
 
 def _k(start: int, codes: Part, scales: int) -> Layout:
-    """Q4_K and Q5_K: groups of 32 with a scale and a minimum, counted in two sizes of steps."""
+    """The layout of Q4_K and Q5_K: groups of 32 with a scale and a minimum, each counted in its own step size."""
     count = lambda minima: Part(_UINT8, 32, _six_bits(minima, scales))
     return Layout(
         codes, (Part(_HALF, 256, _half(start)), count(False)), (Part(_HALF, 256, _half(start + 2, -1)), count(True))
@@ -130,7 +130,7 @@ def _k(start: int, codes: Part, scales: int) -> Layout:
 def _of_32(
     kind: np.dtype, read: Callable[[Blocks], np.ndarray], minimum: bool = False, table: tuple[float, ...] = ()
 ) -> Layout:
-    """Types of 32 numbers with a scale, and a minimum after it."""
+    """The layout of types with 32 numbers, a scale, and perhaps a minimum after it."""
     low = (Part(_HALF, 32, _half(2)),) if minimum else ()
     return Layout(Part(kind, 1, read), (Part(_HALF, 32, _half(0)),), low, table)
 
@@ -166,4 +166,4 @@ LAYOUTS = {
         table=TABLE,
     ),
 }  # fmt: skip
-"""By ggml's name of a type."""
+"""The layouts by ggml's names of types."""

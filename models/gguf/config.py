@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the `config.json` of its family. What no file says is what llama.cpp sets by architecture."""
+"""The metadata of a GGUF file as the `config.json` of its family; missing values are llama.cpp's by architecture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from specjax.models.gguf.header import Header
 from specjax.models.gguf.keys import Fields
 
 ROOM = 8192
-"""Positions of a file that does not say how many its model was made for."""
+"""The number of positions if a file does not state it."""
 
 
 def config(header: Header) -> dict[str, Any]:
     """The fields of a `config.json`.
 
     Raises:
-      ModelError: on an architecture that is not read, on missing fields, and on those that are not read.
+      ModelError: on an unsupported architecture, and on missing or unsupported fields.
     """
     own = _ARCHITECTURES.get(header.architecture)
     if own is None:
@@ -70,17 +70,17 @@ _OWN = {
     """,
     "gpt-oss": _EXPERTS + _WINDOWS,
 }  # fmt: skip
-"""Keys that some architectures have beyond those that all have."""
+"""Keys of some architectures, beyond the common ones."""
 _IDLE: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,), "rope.scaling.finetuned": (True, False), "use_parallel_residual": (False,),
     "attention.layer_norm_epsilon": (), "tensor_data_layout": (), "expert_shared_feed_forward_length": (),
     "expert_gating_func": (1,), "expert_weights_scale": (1.0,), "interleave_moe_layer_step": (1,),
 }  # fmt: skip
-"""Keys that change nothing of what is computed, with the values of which that is so; none: of all."""
+"""Keys that do not change the computation, with the values for which that holds; empty: for all values."""
 
 
 def _check_known(fields: Fields) -> None:
-    """Raises ModelError where the file says something of its architecture that is not read. What is 0 is off."""
+    """Raises ModelError on keys of the architecture that are not supported; a value of 0 means off."""
     architecture = fields.header.architecture
     read = _COMMON | {*_OWN.get(architecture, "").split()}
     for key, value in fields.header.metadata.items():
@@ -96,7 +96,8 @@ def _named(architecture: str, kind: str) -> dict[str, Any]:
 
 
 def _llama(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
-    """Llama, Mistral, and with experts Mixtral. The window of Mistral's first model is in no file of llama.cpp's conversion."""
+    """Llama, Mistral and, with experts, Mixtral. llama.cpp's converter does not store the window of Mistral's first
+    model."""
     width, window = fields.size("feed_forward_length"), fields.get("attention.sliding_window") or None
     if fields.get("expert_count"):
         return _named("MixtralForCausalLM", "mixtral") | {
@@ -123,7 +124,7 @@ def _qwen3(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3moe(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
-    """Weights of experts are divided by their sum, which no file says."""
+    """Qwen3-MoE: weights of experts are divided by their sum, which files do not state."""
     width = fields.size("expert_feed_forward_length")
     return _named("Qwen3MoeForCausalLM", "qwen3_moe") | {
         "intermediate_size": fields.size("feed_forward_length", width), "moe_intermediate_size": width,
@@ -134,7 +135,7 @@ def _qwen3moe(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _types(fields: Fields, layers: int, every: int) -> list[str]:
-    """Which layers have a window: where a file names a period, all of it but the last."""
+    """The layers with a window: if a file names a period, all layers of it except the last."""
     pattern = fields.get("attention.sliding_window_pattern", every)
     if isinstance(pattern, list):
         windowed = [bool(one) for one in pattern]
@@ -149,7 +150,7 @@ def _types(fields: Fields, layers: int, every: int) -> list[str]:
 
 
 def _gemma(fields: Fields, shared: dict[str, Any], biggest: int, every: int, usual: int) -> dict[str, Any]:
-    """The scale of queries goes by the width of a head, but in the largest model of each generation."""
+    """Gemma: the scale of queries follows the width of a head, except in the largest model of each generation."""
     layers, heads = shared["num_hidden_layers"], shared["num_attention_heads"]
     window = fields.get("attention.sliding_window", usual)
     scaled = shared["hidden_size"] // heads if layers == biggest else shared["head_dim"]
@@ -198,7 +199,7 @@ def _granite(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _olmo2(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
-    """OLMo 2, and with a window OLMo 3."""
+    """OLMo 2 and, with a window, OLMo 3."""
     own = {"intermediate_size": fields.size("feed_forward_length"), "attention_bias": fields.has("blk.0.attn_q.bias")}
     if not fields.get("attention.sliding_window"):
         return _named("Olmo2ForCausalLM", "olmo2") | own
@@ -251,4 +252,4 @@ _ARCHITECTURES: dict[str, Callable[[Fields, dict[str, Any]], dict[str, Any]]] = 
     "phi3": _phi3, "granite": _granite, "olmo2": _olmo2, "smollm3": _smollm3, "glm4moe": _glm4moe, "gpt-oss": _gpt_oss,
 }  # fmt: skip
 ARCHITECTURES = tuple(_ARCHITECTURES)
-"""Those that are read, by `general.architecture`."""
+"""The supported architectures, by `general.architecture`."""

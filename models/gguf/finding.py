@@ -1,4 +1,4 @@
-"""Where a GGUF file is: a path, a folder that holds one, or a package of the index that brings one along."""
+"""The places of GGUF files: a path, a folder that holds one, or a package of the index that contains one."""
 
 import dataclasses
 import hashlib
@@ -20,10 +20,10 @@ class Package:
     """A model in packages of the index.
 
     Attributes:
-      modules: that hold the file, or its parts in order.
+      modules: the modules that hold the file, or its parts in order.
       file: its name.
-      about: what it is.
-      sha256: of the file, where it comes in parts.
+      about: a description.
+      sha256: of the file, if it comes in parts.
     """
 
     modules: tuple[str, ...]
@@ -33,12 +33,12 @@ class Package:
 
     @property
     def command(self) -> str:
-        """What brings it; of its other dependencies nothing is needed."""
+        """The command that installs it, without other dependencies, which are not needed."""
         names = (name.replace("_", "-") for name in self.modules)
         return f"pip install --no-deps {' '.join(names)}"
 
     def parts(self) -> list[Path] | None:
-        """The files that are installed, in order; None where one is missing."""
+        """The installed files, in order; None if one is missing."""
         found = []
         for i, module in enumerate(self.modules):
             spec = importlib.util.find_spec(module)  # the package itself is not imported
@@ -60,20 +60,21 @@ PACKAGES = {
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }  # fmt: skip
-"""By the names that `load` takes."""
+"""The packages, by the names that `load` takes."""
 
 
 def is_gguf(file: Path) -> bool:
-    """Whether a model's path is that of a GGUF file, and not of a folder."""
+    """Whether a model's path is a GGUF file and not a folder."""
     return file.suffix.lower() == ".gguf" and file.is_file()
 
 
 def located(asked: str | os.PathLike[str]) -> tuple[str, Path] | None:
-    """Name and file of what was asked for, where it is a GGUF file, a folder with one and no safetensors, or a name of
-    `PACKAGES`; None where it is anything else.
+    """The name and file of a requested GGUF model; None for anything else.
+
+    It may be a GGUF file, a folder with one and no safetensors, or a name of `PACKAGES`.
 
     Raises:
-      ModelError: where a folder holds several models, or a package is not installed.
+      ModelError: if a folder holds several models, or a package is not installed.
     """
     path = Path(asked)
     if path.is_dir():
@@ -96,18 +97,18 @@ def _of_folder(folder: Path) -> Path | None:
 
 
 def of_models(names: list[str]) -> list[str]:
-    """Of the names of GGUF files one for each model, its first shard where that is there."""
-    names = [name for name in sorted(names) if "mmproj" not in name]  # what reads images
+    """One name for each model among the names of GGUF files: its first shard, if present."""
+    names = [name for name in sorted(names) if "mmproj" not in name]  # parts that read images
     return list({_SHARD.sub("", name): name for name in reversed(names)}.values())[::-1]
 
 
 def all_shards(name: str) -> str:
-    """A pattern of the names of all shards of a model, of which one is given; of a whole file its name."""
+    """A pattern for the names of all shards of a model, from the name of one; for an unsplit file, its name."""
     return _SHARD.sub("-?????-of-?????.gguf", name)
 
 
 def shards(file: Path) -> list[Path]:
-    """The files that a model lies in, of which one is given, without those that are not there."""
+    """The existing files of a model, from one of them."""
     if not _SHARD.search(file.name):
         return [file]
     start = _SHARD.sub("", file.name)
@@ -115,10 +116,10 @@ def shards(file: Path) -> list[Path]:
 
 
 def installed(name: str) -> Path:
-    """The file of a model of `PACKAGES`; one in parts is joined once, in the user's cache folder.
+    """The file of a model of `PACKAGES`; parts are joined once, in the user's cache folder.
 
     Raises:
-      ModelError: where it is not installed, or its parts are damaged, or cannot be joined.
+      ModelError: if it is not installed, or if its parts are damaged or cannot be joined.
     """
     package = PACKAGES[name]
     parts = package.parts()

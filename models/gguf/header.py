@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where its tensors lie. What it says is checked before it is used."""
+"""The header of a GGUF file: its metadata and the places of its tensors. It is checked before it is used."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from specjax.models.fields import shown
 from specjax.models.gguf.types import TYPES, BlockType
 
 VERSIONS = (2, 3)
-"""Those that are read; they differ in nothing that a reader sees."""
+"""The supported versions, which do not differ for a reader."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -24,10 +24,10 @@ class Stored:
     """One tensor of a file.
 
     Attributes:
-      name: in the file.
-      file: where it lies.
+      name: its name in the file.
+      file: the file that holds it.
       kind: how its numbers are stored.
-      shape: as numpy has it, the axis along which blocks run last.
+      shape: in numpy's order; blocks run along the last axis.
       offset: of its first byte in the file.
     """
 
@@ -39,17 +39,17 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
         return math.prod(self.shape) // self.kind.block * self.kind.bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What the header of a file says, or those of all shards of one.
+    """The header of a file, or of all shards of one.
 
     Attributes:
       file: the file, or the first shard.
-      metadata: by key. A float is the float32 that the file has.
+      metadata: by key; floats are the file's float32 values.
       tensors: by name.
     """
 
@@ -64,11 +64,11 @@ class Header:
 
 
 def read(file: Path) -> Header:
-    """The header of a file. Of a model in shards any of them may be given, and all are read.
+    """The header of a file. For a model in shards, any shard may be given, and all are read.
 
     Raises:
-      ModelError: where it is no GGUF file, damaged or truncated, a shard is missing, or its version or the type of a tensor is
-        not read.
+      ModelError: if it is not a GGUF file, damaged or truncated; if a shard is missing; or if its version or the type
+        of a tensor is not supported.
     """
     metadata, tensors = _read_one(_first(file))
     first, count = _first(file), metadata.get("split.count", 1)
@@ -94,7 +94,7 @@ def read(file: Path) -> Header:
 
 
 def _first(file: Path) -> Path:
-    """The shard that has the metadata; of any other file itself."""
+    """The shard with the metadata; for an unsplit file, the file itself."""
     found = _SHARD.fullmatch(file.name)
     if found is None:
         return file
@@ -117,7 +117,7 @@ def _read_one(file: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 
 def _check_start(file: Path, start: bytes) -> None:
     if start[:4] != b"GGUF":
-        raise ModelError(f"{file} is no GGUF file: it does not begin with the letters GGUF")
+        raise ModelError(f"{file} is not a GGUF file: it does not begin with the letters GGUF")
     if len(start) < 8:
         raise ModelError(f"{file} is truncated; fetch it again")
     version = int.from_bytes(start[4:], "little")
@@ -130,20 +130,20 @@ def _check_start(file: Path, start: bytes) -> None:
 
 
 class _Cursor:
-    """What follows in a file, checked against its end."""
+    """A reader of a file that checks against the file's end."""
 
     def __init__(self, file: Path, data: mmap.mmap):
         self.file, self.data, self.at, self.end = file, data, 8, len(data)
 
     def check(self, size: int, what: str) -> None:
-        """Raises ModelError where the file ends before that."""
+        """Raises ModelError if the file ends before `size` more bytes."""
         if size > self.end - self.at:
             raise ModelError(
                 f"{self.file} is truncated, or damaged: {what} does not fit into its {self.end} bytes; fetch it again"
             )
 
     def number(self, code: str, what: str) -> Any:
-        """One number."""
+        """Reads a number."""
         size = struct.calcsize("<" + code)
         self.check(size, what)
         (value,) = struct.unpack_from("<" + code, self.data, self.at)
@@ -151,14 +151,14 @@ class _Cursor:
         return value
 
     def text(self, what: str) -> str:
-        """A string."""
+        """Reads a string."""
         length = self.number("Q", what)
         self.check(length, what)
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int, key: str) -> Any:
-        """A value of a type of metadata."""
+        """Reads a metadata value of a type."""
         if kind == _STRING:
             return self.text(key)
         if kind == _ARRAY:
@@ -170,7 +170,7 @@ class _Cursor:
         return self.number(_SCALARS[kind], key)
 
     def array(self, key: str) -> list[Any]:
-        """An array of numbers or strings."""
+        """Reads an array of numbers or strings."""
         kind, count = self.number("I", key), self.number("Q", key)
         if kind == _STRING:
             self.check(8 * count, key)
@@ -183,7 +183,7 @@ class _Cursor:
         return list(struct.unpack_from(f"<{count}{_SCALARS[kind]}", self.data, self.at - size * count))
 
     def texts(self, count: int, key: str) -> list[str]:
-        """So many strings; a vocabulary has hundreds of thousands."""
+        """Reads `count` strings; a vocabulary has hundreds of thousands."""
         found, at, data, end = [], self.at, self.data, self.end
         for _ in range(count):
             start = at + 8
@@ -217,7 +217,7 @@ def _walked(file: Path, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, Stor
 
 
 def _tensor(file: Path, cursor: _Cursor) -> Stored:
-    """What is said of one tensor. Its offset is that in the data, which begins behind the header."""
+    """Reads the description of one tensor. Its offset counts from the start of the data, after the header."""
     name = cursor.text("a tensor's name")
     count = cursor.number("I", name)
     if not 1 <= count <= 4:
@@ -232,7 +232,7 @@ def _tensor(file: Path, cursor: _Cursor) -> Stored:
 
 
 def _placed(file: Path, tensors: dict[str, Stored], start: int, align: int, end: int) -> dict[str, Stored]:
-    """Tensors with their offsets in the file, each behind the one before it."""
+    """Tensors with their offsets in the file, each after the previous one."""
     at = 0
     for name, tensor in tensors.items():
         if tensor.offset != at:

@@ -12,21 +12,21 @@ class Fields:
     """The keys of one architecture.
 
     Args:
-      header: of the file.
+      header: the file's header.
     """
 
     def __init__(self, header: Header):
         self.header, self._prefix = header, f"{header.architecture}."
 
     def get(self, key: str, usual: Any = None) -> Any:
-        """A value; `usual` where the file does not say."""
+        """A value; `usual` if the file lacks it."""
         return self.header.metadata.get(self._prefix + key, usual)
 
     def size(self, key: str, usual: int | None = None) -> int:
-        """A positive number; of an array for every layer that of all.
+        """A positive integer; an array over layers must have one value.
 
         Raises:
-          ModelError: where it is none, is missing and has no usual value, or layers differ.
+          ModelError: if it is not one, if it is missing without a default, or if layers differ.
         """
         found = self.get(key, usual)
         if isinstance(found, list) and len(set(found)) == 1:
@@ -44,7 +44,7 @@ class Fields:
         """A number.
 
         Raises:
-          ModelError: where it is none, or is missing and has no usual value.
+          ModelError: if it is not one, or if it is missing without a default.
         """
         found = self.get(key, usual)
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):

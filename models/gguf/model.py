@@ -1,4 +1,4 @@
-"""A GGUF file as the loader takes a folder: its configuration, its tokenizer and its tensors."""
+"""A GGUF file in the form of a folder for the loader: configuration, tokenizer and tensors."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from specjax.models.tensors import Tensor
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-"""Of `general.sampling.` what `generation_config.json` has, under its names."""
+"""The keys of `general.sampling.` that `generation_config.json` has too, under the latter's names."""
 
 
 def described(file: Path) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """What a `config.json` and a `generation_config.json` would say, and what makes the tokenizer.
+    """The equivalents of `config.json` and `generation_config.json`, and a function that makes the tokenizer.
 
     Raises:
       ModelError: see `header.read` and `config.config`.
@@ -37,7 +37,7 @@ def read_tensors(file: Path, fields: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors under their Hugging Face names.
 
     Args:
-      file: of the model.
+      file: the model's file.
       fields: what `described` returned.
     """
     return tensors.tensors(header.read(file), fields)

@@ -6,7 +6,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _OLD_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(\d+)")
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that the configuration is made of."""
+"""Tensors that become part of the configuration."""
 
 _LLAMA = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -42,25 +42,25 @@ _MODULES: dict[str, dict[str, str]] = {
         "ffn_down_exps": "mlp.experts.down_proj",
     },
 }  # fmt: skip
-"""By `model_type` what modules of a layer are called; those that are not here have Llama's names."""
+"""Names of a layer's modules by `model_type`; model types not listed here have Llama's names."""
 _BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
 """Names without `.weight` or `.bias`."""
 
 INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "smollm3")
-"""Types of model whose files have the rows of q and k in the order of llama.cpp's first rope: two that are rotated together
-lie side by side. In a Hugging Face folder they are half a head apart."""
+"""Model types whose files have the rows of q and k in the order of llama.cpp's first rope: two rows that are rotated
+together are adjacent. In a Hugging Face folder they are half a head apart."""
 PLUS_ONE = ("gemma2", "gemma3_text")
-"""Types of model whose files have the norms' weights with 1 added."""
+"""Model types whose files store the norms' weights plus 1."""
 
 
 def hf_name(name: str, kind: str) -> tuple[str, int | None]:
     """The Hugging Face name of a file's tensor, and its layer.
 
-    A name with `{}` stands for a tensor for each index of the first axis (experts). One with `#0` or `#1` stands for every
-    second output of a tensor that two of the file make up. What is not known keeps its name.
+    A name with `{}` stands for one tensor per index of the first axis (experts). A name with `#0` or `#1` stands for
+    every second output of a tensor that consists of two of the file's. Unknown tensors keep their names.
 
     Args:
-      name: in the file.
+      name: its name in the file.
       kind: the `model_type`.
 
     >>> hf_name("blk.3.ffn_up.weight", "llama")

@@ -1,4 +1,4 @@
-"""The rope of a GGUF file as a `config.json` has it."""
+"""The rope of a GGUF file in the form of a `config.json`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ KEYS = (
     "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-"""Those that are read, without the architecture before them."""
+"""The supported keys, without the architecture's prefix."""
 _LLAMA3 = 1.0, 4.0, 8192
 """`low_freq_factor`, `high_freq_factor` and `original_max_position_embeddings` of Llama 3.1 and later ones."""
 
@@ -24,7 +24,7 @@ def read(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
     """Base, scaling and the share of a head that is rotated.
 
     Raises:
-      ModelError: on a scaling that is not read.
+      ModelError: on an unsupported scaling.
     """
     width = shared["head_dim"]
     rotated = fields.size("rope.dimension_count", width)
@@ -68,30 +68,31 @@ def _numbers(header: Header, name: str) -> list[float]:
 
 
 def llama3(divisors: np.ndarray, rotated: int, theta: float, header: Header) -> dict[str, Any]:
-    """The rope `llama3` whose frequencies are divided by these numbers.
+    """The `llama3` rope that divides frequencies by these numbers.
 
-    A file has the divisors and not the fields that they were made of. Those are Llama 3.1's where they make the same divisors.
-    Else they follow from two divisors between 1 and the greatest; only their ratios matter, so `low_freq_factor` is 1.
+    A file has the divisors, but not the fields from which they were computed. If Llama 3.1's fields give the same
+    divisors, they are used. Otherwise the fields follow from two divisors between 1 and the greatest. Only ratios of
+    the fields matter, so `low_freq_factor` is 1.
 
     Args:
       divisors: `[rotated / 2]`.
-      rotated: numbers of a head that are rotated.
+      rotated: how many numbers of a head are rotated.
       theta: the base.
       header: of the file, for errors.
 
     Raises:
-      ModelError: where no fields make them.
+      ModelError: if no fields give these divisors.
     """
     if len(divisors) != rotated // 2:
         raise ModelError(f"{header.file}: rope_freqs.weight has {len(divisors)} numbers for {rotated // 2} frequencies")
-    turns = theta ** (-np.arange(0, rotated, 2) / rotated) / (2 * np.pi)  # of one position
+    turns = theta ** (-np.arange(0, rotated, 2) / rotated) / (2 * np.pi)  # per position
     factor = float(divisors.max())
     if factor == divisors.min() == 1:
         return {"rope_type": "default"}
     found = [_LLAMA3]
     between = np.flatnonzero((divisors > 1.0001) & (divisors < 0.9999 * factor))
     if len(between) > 1:
-        parts = (1 / divisors - 1 / factor) / (1 - 1 / factor)  # of the way from the scaled frequency to its own
+        parts = (1 / divisors - 1 / factor) / (1 - 1 / factor)  # the way from the scaled frequency to its own
         a, b = between[[0, -1]]
         slope = (parts[a] - parts[b]) / (turns[a] - turns[b])
         offset = slope * turns[a] - parts[a]
@@ -108,6 +109,7 @@ def llama3(divisors: np.ndarray, rotated: int, theta: float, header: Header) -> 
 
 
 def _divisors(turns: np.ndarray, factor: float, low: float, high: float, original: int) -> np.ndarray:
-    """By what `llama3` divides frequencies of so many turns a position (transformers' `_compute_llama3_parameters`)."""
+    """The divisors of `llama3` for frequencies with this number of turns per position (transformers'
+    `_compute_llama3_parameters`)."""
     part = np.clip((original * turns - low) / (high - low), 0, 1)
     return 1 / ((1 - part) / factor + part)

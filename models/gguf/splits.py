@@ -1,7 +1,8 @@
-"""How a text is cut into pieces before byte-pair merges, by the names that GGUF files have for it (`tokenizer.ggml.pre`).
+"""How texts are cut into pieces before byte-pair merges, by the names in GGUF files (`tokenizer.ggml.pre`).
 
-Regular expressions are applied one after another, each to the pieces of the one before it, and every match and every gap is a
-piece. They are those of github.com/ggml-org/llama.cpp, src/llama-vocab.cpp, in the words of the `tokenizers` package.
+Regular expressions are applied one after another, each to the pieces of the previous one. Every match and every gap is
+a piece. The expressions come from github.com/ggml-org/llama.cpp, src/llama-vocab.cpp, in the syntax of the `tokenizers`
+package.
 """
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -9,13 +10,14 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _modern(digits: str, letters: str = r"\p{L}") -> str:
-    """Of models since GPT-4: contractions, words with a sign before them, some digits, signs, line ends, spaces."""
+    """The expression of models since GPT-4: contractions, words with a preceding sign, some digits, signs, line ends,
+    spaces."""
     words, signs = rf"[^\r\n\p{{L}}\p{{N}}]?{letters}+", rf" ?[^\s{letters.strip('[]')}\p{{N}}]+[\r\n]*"
     return rf"{_CONTRACTIONS}|{words}|\p{{N}}{digits}|{signs}|{_SPACES}"
 
 
 def _cased(digits: str, suffix: str) -> str:
-    """Of models since GPT-4o: words end where small letters are followed by great ones."""
+    """The expression of models since GPT-4o: words end where lower-case letters are followed by capitals."""
     head, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     words = rf"{head}{upper}*{lower}+{suffix}|{head}{upper}+{lower}*{suffix}"
     return rf"{words}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -40,6 +42,6 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 SPLITS = {name: patterns for names, patterns in _NAMES for name in names.split()}
 """The expressions by name."""
 WHOLE = frozenset("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 glm4 tekken".split())
-"""Those of which a piece that is a token is that token, whatever its merges would make of it."""
+"""Names for which a piece that is a token becomes that token, whatever its merges would give."""
 BEGIN = frozenset("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split())
-"""Those whose texts begin with the BOS token where a file does not say."""
+"""Names for which texts begin with the BOS token by default."""

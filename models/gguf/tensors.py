@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file as those of a Hugging Face folder: nothing is read until a box of one is asked for."""
+"""The tensors of a GGUF file in the form of a Hugging Face folder; nothing is read until a box is requested."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from specjax.models.packed_matrix import Packed, Steps
 from specjax.models.tensors import Read, Tensor
 
 PIECE = 1 << 16
-"""Numbers that are made plain at a time: what makes them takes several times their room."""
+"""Numbers decoded at a time; decoding takes several times their memory."""
 _ROTATED = re.compile(r"\.self_attn\.([qk])_proj\.(weight|bias)$")
 
 
@@ -31,7 +31,7 @@ def tensors(header: Header, config: dict[str, Any]) -> dict[str, Tensor]:
       config: what `specjax.models.gguf.config` made of it.
 
     Raises:
-      ModelError: on a tensor that cannot be what its name says.
+      ModelError: on a tensor that does not fit its name.
     """
     kind, layers = config["model_type"], config["num_hidden_layers"]
     drafting = range(layers, layers + config.get("num_nextn_predict_layers", 0))
@@ -63,7 +63,7 @@ def tensors(header: Header, config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _one(name: str, stored: Stored, kind: str, config: dict[str, Any]) -> Tensor:
-    """A tensor that has one in the file."""
+    """A tensor that corresponds to one in the file."""
     rotated = _ROTATED.search(name) if kind in INTERLEAVED else None
     width = config["head_dim"] if rotated else 0
     if rotated and stored.shape[0] % width:
@@ -84,10 +84,10 @@ def _matrix(name: str, stored: Stored, first: int, shape: tuple[int, ...], width
 
     Args:
       name: of the result.
-      stored: what holds it.
+      stored: the file's tensor that holds it.
       first: its first row there.
       shape: of the matrix.
-      width: of heads whose rows are put back, see `INTERLEAVED`; 0: they stay.
+      width: the width of heads whose rows are reordered, see `INTERLEAVED`; 0: no reordering.
     """
     if stored.kind.is_plain and not width:
         whole = Tensor(name, stored.file, stored.kind.name, _flat(stored), stored.offset, stored.size)
@@ -115,7 +115,7 @@ def _matrix(name: str, stored: Stored, first: int, shape: tuple[int, ...], width
 
 
 def _packed(stored: Stored, source: Callable[[Part], byte_ranges.Source]) -> Packed | None:
-    """What reads a matrix as it is stored, from what reads a part of it; None where its numbers have no codes."""
+    """The source of a matrix in packed form, from the source of its parts; None if its numbers have no codes."""
     layout = LAYOUTS.get(stored.kind.name)
     if layout is None:
         return None
@@ -128,13 +128,14 @@ def _packed(stored: Stored, source: Callable[[Part], byte_ranges.Source]) -> Pac
 
 
 def _flat(stored: Stored) -> tuple[int, int]:
-    """The shape of all its rows."""
+    """The shape of a tensor as one matrix of all its rows."""
     return math.prod(stored.shape[:-1]), stored.shape[-1]
 
 
 def _rows(stored: Stored, part: Part | None = None) -> Reader:
-    """What reads some of a tensor's rows, and of those the blocks that some columns lie in: in float32, or one part of them,
-    whose columns are its entries."""
+    """A function that reads some rows of a tensor, and of these the blocks that contain some columns.
+
+    It returns float32 numbers, or one part of the blocks, whose columns are entries."""
     (rows, columns), kind = _flat(stored), stored.kind
     each, result = (1, np.dtype(np.float32)) if part is None else (part.each, part.kind)
     blocks = Tensor(
@@ -161,12 +162,12 @@ def _rows(stored: Stored, part: Part | None = None) -> Reader:
 
 
 def _halved(rows: np.ndarray, width: int) -> np.ndarray:
-    """Rows of whole heads, neighbours of each pair half a head apart."""
+    """Rows of whole heads, reordered so that the rows of each pair are half a head apart."""
     return rows.reshape(-1, width // 2, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _vector(name: str, stored: Stored, change: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """A vector, which is small: all of it is read for any part."""
+    """A vector. It is small, so all of it is read for any part."""
     whole = _rows(dataclasses.replace(stored, shape=(1, *stored.shape)))
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
@@ -178,7 +179,8 @@ def _vector(name: str, stored: Stored, change: Callable[[np.ndarray], np.ndarray
 
 
 def _outputs(name: str, parts: list[Stored]) -> Tensor:
-    """A tensor `[X, in, out]` or `[X, out]` whose outputs are by turns those of the file's, `[X, out, in]` or `[X, out]`."""
+    """A tensor `[X, in, out]` or `[X, out]` whose outputs alternate between those of the file's tensors, `[X, out, in]`
+    or `[X, out]`."""
     shape, turns = parts[0].shape, len(parts)
     if len(shape) == 2:
         return Tensor(
@@ -196,7 +198,7 @@ def _outputs(name: str, parts: list[Stored]) -> Tensor:
 
 
 def _by_turns(readers: list[Reader]) -> Read:
-    """What fills boxes `[X, out]`."""
+    """A function that fills boxes `[X, out]`."""
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
         for (experts, (start, stop)), own in wanted:
@@ -208,7 +210,7 @@ def _by_turns(readers: list[Reader]) -> Read:
 
 
 def _turned_by_turns(readers: list[Reader], outputs: int) -> Read:
-    """What fills boxes `[X, in, out]` from matrices `[X outputs, in]`."""
+    """A function that fills boxes `[X, in, out]` from matrices `[X outputs, in]`."""
     turns = len(readers)
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
@@ -227,7 +229,7 @@ def _turned_by_turns(readers: list[Reader], outputs: int) -> Read:
 
 
 def _every(start: int, stop: int, turns: int, turn: int) -> Span:
-    """Which outputs of one of several that take turns lie between two of all.
+    """The range of one alternating tensor's outputs within a range of all outputs.
 
     >>> _every(3, 8, 2, 0), _every(3, 8, 2, 1)
     ((2, 4), (1, 4))

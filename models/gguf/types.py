@@ -1,4 +1,4 @@
-"""How a GGUF file stores numbers: plain, or in blocks of some bytes that share scales; and blocks made plain."""
+"""The number formats of GGUF files, plain or in blocks with shared scales, and the decoding of blocks."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ class BlockType:
     Attributes:
       code: its number in files.
       name: in ggml.
-      block: numbers that are stored together.
-      bytes: that they take.
+      block: how many numbers are stored together.
+      bytes: the bytes that they take.
     """
 
     code: int
@@ -26,14 +26,14 @@ class BlockType:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its numbers are floats that lie one by one."""
+        """Whether its numbers are plain floats."""
         return self.name in FLOATS
 
     def numbers(self, blocks: np.ndarray) -> np.ndarray:
         """Rows of blocks, `[R, n * bytes]` uint8, as float32 `[R, n * block]`.
 
         Raises:
-          ModelError: where the package gguf is needed, and is not installed.
+          ModelError: if the package gguf is needed and not installed.
         """
         if self.is_plain:
             return blocks.view(FLOATS[self.name]).astype(np.float32)
@@ -60,4 +60,5 @@ TYPES = {
         (23, "IQ4_XS", 256, 136), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17),
     )
 }  # fmt: skip
-"""By number. Those of integers, of float64, of products' intermediate results, and newer ones are not read."""
+"""The supported types by number. Integers, float64, intermediate results of products, and newer types are not
+supported."""

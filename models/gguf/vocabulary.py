@@ -20,16 +20,16 @@ _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
 )  # fmt: skip
-"""Control tokens that end a turn or a text though no key names them."""
+"""Control tokens that end a turn or a text even if no key names them."""
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _LOG = logging.getLogger(__name__)
 
 
 def tokenizer(header: Header) -> PlainTokenizer | None:
-    """The tokenizer of a file, with the methods of transformers'; None where it has none (ids still work).
+    """The tokenizer of a file, with the methods of transformers'; None if the file has none (ids still work).
 
     Raises:
-      ModelError: where it is of a kind that is not read, or damaged.
+      ModelError: if its kind is not supported, or if it is damaged.
     """
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         return None
@@ -40,12 +40,12 @@ def tokenizer(header: Header) -> PlainTokenizer | None:
 
 
 def ends(header: Header) -> list[int]:
-    """The ids that end a text: those that keys name, and tokens that end a turn in known templates."""
+    """The ids that end a text: those named by keys, and tokens that end a turn in known templates."""
     keys = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, kinds = _tokens(header)
     ids = [key for key in keys if is_id(key) and key < len(tokens)]
     known = {token: i for i, token in enumerate(tokens) if kinds[i] == CONTROL and token in _ENDS}
-    if {"<|return|>", "<|call|>"} <= known.keys():  # one part of an answer of gpt-oss ends with it
+    if {"<|return|>", "<|call|>"} <= known.keys():  # in gpt-oss, it ends one part of an answer
         known.pop("<|end|>", None)
     return list(dict.fromkeys([*ids, *(known[token] for token in _ENDS if token in known)]))
 
@@ -80,7 +80,7 @@ def _backend(header: Header) -> Tokenizer:
 
 
 def _add_ends(made: Tokenizer, header: Header, tokens: list[str], begin: bool) -> None:
-    """Has it put the BOS token in front of a text, and the EOS token behind, where the file says so."""
+    """Makes the tokenizer add the BOS token before and the EOS token after a text, if the file says so."""
     metadata, ids = (
         header.metadata,
         {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
@@ -99,7 +99,7 @@ def _add_ends(made: Tokenizer, header: Header, tokens: list[str], begin: bool) -
 
 
 def _byte_level(header: Header, tokens: list[str], kinds: list[int]) -> tuple[Tokenizer, bool]:
-    """Byte-pair merges over the letters that stand for bytes, as in GPT-2."""
+    """A tokenizer with byte-pair merges over letters that stand for bytes, as in GPT-2."""
     name = header.metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise ModelError(
@@ -123,7 +123,8 @@ def _byte_level(header: Header, tokens: list[str], kinds: list[int]) -> tuple[To
 
 
 def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> tuple[Tokenizer, bool]:
-    """Of SentencePiece: neighbours are joined whose joined text is the token of the highest score; what is none is bytes."""
+    """A SentencePiece tokenizer: it joins the neighbours whose joined text is the token with the highest score; other
+    text becomes bytes."""
     scores = header.metadata.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
         raise ModelError(f"{header.file}: tokenizer.ggml.scores has no entry for each of {len(tokens)} tokens")
@@ -147,7 +148,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> tuple
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, those of the highest score first."""
+    """Every pair of tokens that forms a token, highest scores first."""
     found = []
     for token, i in vocab.items():
         for cut in range(1, len(token)):
@@ -158,7 +159,7 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
 
 
 def _transformers(backend: Tokenizer, header: Header, template: Any) -> Any:
-    """Transformers' tokenizer around it."""
+    """Transformers' tokenizer around `backend`."""
     from transformers import PreTrainedTokenizerFast
 
     tokens, ids = _tokens(header)[0], {ours: f"tokenizer.ggml.{name}_token_id" for ours, name in _NAMED.items()}

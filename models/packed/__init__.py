@@ -1,1 +1,1 @@
-"""Formats of packed weights, one file each: what they store is made into plain numbers when it is read."""
+"""Formats of packed weights, one module each; they are decoded to plain numbers while they are read."""

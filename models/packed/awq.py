@@ -1,7 +1,7 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978) as AutoAWQ writes it for its `gemm` kernels: four bits, with zero points.
+"""AWQ (Lin et al. 2023, arXiv:2306.00978) in AutoAWQ's format for its `gemm` kernels: four bits, with zero points.
 
-The weight lies transposed, `[in, out]`, and eight columns share a word of `qweight` `[in, out / 8]`, in an order of their own.
-`qzeros` `[groups, out / 8]` are packed likewise, and `scales` are `[groups, out]`.
+The weight is stored transposed, `[in, out]`. Eight columns share a word of `qweight` `[in, out / 8]`, in a special
+order. `qzeros` `[groups, out / 8]` are packed in the same way, and `scales` are `[groups, out]`.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ from specjax.models.packed.base import Format, Parts, Unpack
 
 _BITS, _WORD = 4, 8
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which part of a word each of its columns has: from the low end they are columns 0, 2, 4, 6, 1, 3, 5 and 7."""
+"""The part of a word that holds each column: from the low end, the columns are 0, 2, 4, 6, 1, 3, 5 and 7."""
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`.
+    """A function that unpacks the modules of a `quantization_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     version = config.get("version") or config.get("format") or "gemm"
     version = version.lower() if isinstance(version, str) else version

@@ -1,9 +1,9 @@
-"""What the formats of packed weights have in common.
+"""The common parts of the formats of packed weights.
 
-A linear layer's weight `[out, in]` lies in several tensors of a file: codes of few bits, and scales, often zero points too,
-that some of them share. Here it becomes one `Tensor` whose `read` makes the numbers of a box, a piece at a time, on their way
-to the array that they belong to: a host decodes what its devices need, and holds a few pieces besides. All of it is in
-float32, `(code - zero) * scale`, and rounded once to the type of the parameters.
+A linear layer's weight `[out, in]` is stored as several tensors: codes of few bits, and scales, often with zero points,
+that groups of codes share. Here it becomes one `Tensor` whose `read` decodes the numbers of a box, a piece at a time,
+into their array. So a host decodes only what its devices need, and holds only a few more pieces. Numbers are computed
+in float32, `(code - zero) * scale`, and rounded once to the type of the parameters.
 """
 
 import dataclasses
@@ -23,27 +23,27 @@ from specjax.models.packed_matrix import Packed
 from specjax.models.tensors import FLOATS, Tensor
 
 PIECE = 1 << 20
-"""Numbers that are made at a time."""
+"""Numbers decoded at a time."""
 SCALES = tuple(FLOATS)
 """Types of scales, by safetensors' names."""
 _KINDS = {"I8": np.int8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
 
 Span = tuple[int, int]
-"""The first and one past the last."""
+"""The first index, and one past the last."""
 Parts = dict[str, Tensor]
 """The tensors of a module by the last part of their names."""
 Wanted = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Types and shape of tensors by the last part of their names."""
 Unpack = Callable[[str, Parts], Parts]
-"""From a module's name and all of its tensors to those that a plain file has of it."""
+"""Maps a module's name and all of its tensors to the tensors that a plain file has for it."""
 Reader = Callable[[Span, Span], np.ndarray]
-"""What reads some rows and columns of a matrix."""
+"""A function that reads some rows and columns of a matrix."""
 Index = Callable[[Span], np.ndarray]
-"""For rows, or columns, where the scale of each stands."""
+"""A function from rows, or columns, to the index of each one's scale."""
 
 
 def last_part(name: str) -> tuple[str, str]:
-    """The module of a tensor, and the last part of its name."""
+    """The module of a tensor, and the last part of the tensor's name."""
     module, _, part = name.rpartition(".")
     return module, part
 
@@ -53,10 +53,10 @@ class Format:
     """One `quant_method`.
 
     Attributes:
-      read: from a `quantization_config` to what unpacks modules.
-      reads: what of it is read, for people.
-      refuses: what of it is not.
-      split: a tensor's module, and its name there.
+      read: makes the function that unpacks modules, from a `quantization_config`.
+      reads: the supported settings, for people.
+      refuses: the unsupported settings.
+      split: splits a tensor's name into its module and its name there.
     """
 
     read: Callable[[dict[str, Any]], Unpack]
@@ -72,11 +72,11 @@ def weight(
 
     Args:
       module: its name.
-      file: where its parts are.
+      file: the file with its parts.
       shape: of the weight.
-      decode: makes float32 numbers of a box.
-      axis: along which of the weight's axes rows of the file follow each other.
-      packed: what reads its codes and scales as they are, where they can be kept.
+      decode: makes the float32 numbers of a box.
+      axis: the axis of the weight along which the file's rows are listed.
+      packed: reads its codes and scales unchanged, if they can be kept.
     """
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
@@ -84,7 +84,7 @@ def weight(
         for box, own in wanted:
             if own.size:
                 boxes.setdefault(box, []).append(own)
-        for box, owns in boxes.items():  # what several devices hold is made once
+        for box, owns in boxes.items():  # a box that several devices hold is decoded once
             for piece in _pieces(box, axis):
                 numbers = decode(*piece)
                 at = tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(piece, box, strict=True))
@@ -95,25 +95,25 @@ def weight(
 
 
 def component(file: Path, shape: tuple[int, int], kind: Any, decode: Reader, axis: int = 0) -> byte_ranges.Source:
-    """A part of a `Packed` `[out, in]`, or `[out, groups]`, in a type of its own; see `weight`."""
+    """A part of a `Packed`, `[out, in]` or `[out, groups]`, in its own type; see `weight`."""
     return byte_ranges.Source(weight("a part of a weight", file, shape, decode, axis), False, np.dtype(kind))
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """A module's weight `[out, in]` as codes with a scale for some neighbours: `(code - zero) * scale`.
+    """A module's weight `[out, in]` as codes with shared scales: `(code - zero) * scale`.
 
     Attributes:
       module: its name.
-      file: where its parts are.
+      file: the file with its parts.
       shape: of the weight.
-      codes: of the weight, as they are stored.
-      scales: of the scales.
-      zeros: of the zero points, which stand as the scales do; or one number for all.
+      codes: reads the stored codes.
+      scales: reads the scales.
+      zeros: reads the zero points, which are arranged like the scales; or one number for all.
       rows: how many rows of the weight share a scale.
-      columns: how many columns do; or which column of scales a column of the weight has.
+      columns: how many columns share a scale; or a function from columns of the weight to columns of scales.
       kinds: the types in which codes and scales are kept.
-      shift: how much greater codes and zero points are as they are stored.
+      shift: the amount that stored codes and zero points are too large by.
       axis: see `weight`.
     """
 
@@ -130,7 +130,7 @@ class Scaled:
     axis: int = 0
 
     def tensor(self) -> Tensor:
-        """The weight, plain or as it is packed."""
+        """The weight, plain or packed."""
         columns = every(self.columns) if isinstance(self.columns, int) else self.columns
         decode = affine(self.codes, self.scales, self.zeros, every(self.rows), columns)
         return weight(self.module, self.file, self.shape, decode, self.axis, self._packed())
@@ -154,17 +154,17 @@ class Scaled:
 
 
 def integers(bits: int) -> Any:
-    """The type in which integers of so many bits are kept, with a sign."""
+    """The signed type in which integers of this many bits are kept."""
     return np.dtype(ml_dtypes.int4 if bits <= 4 else np.int8)
 
 
 def kind_of(tensor: Tensor) -> Any:
-    """The type of a tensor's numbers, of a packed weight's too."""
+    """The type of a tensor's numbers, also for types of packed weights."""
     return np.dtype(_KINDS.get(tensor.dtype) or tensor.kind)
 
 
 def _pieces(box: byte_ranges.Box, axis: int) -> Iterator[tuple[Span, Span]]:
-    """Parts of a box `[out, in]`, of about `PIECE` numbers, cut where 32 numbers fill whole words."""
+    """Parts of a box `[out, in]` with about `PIECE` numbers, cut at multiples of 32 numbers, which fill whole words."""
     (first, last), (start, stop) = box[axis], box[1 - axis]
     step = max(32, PIECE // (stop - start) // 32 * 32)
     edges = [first, *range(first // step * step + step, last, step), last]
@@ -173,14 +173,14 @@ def _pieces(box: byte_ranges.Box, axis: int) -> Iterator[tuple[Span, Span]]:
 
 
 def affine(codes: Reader, scales: Reader, zeros: Reader | float, rows: Index, columns: Index) -> Reader:
-    """`(code - zero) * scale`.
+    """A function that decodes boxes: `(code - zero) * scale`.
 
     Args:
-      codes: of the weight `[out, in]`.
-      scales: of the scales.
-      zeros: of the zero points, which stand as the scales do; or one number for all.
-      rows: which row of scales a row of the weight has.
-      columns: which column of scales a column of the weight has.
+      codes: reads the weight's codes `[out, in]`.
+      scales: reads the scales.
+      zeros: reads the zero points, which are arranged like the scales; or one number for all.
+      rows: maps rows of the weight to rows of scales.
+      columns: maps columns of the weight to columns of scales.
     """
 
     def decode(tall: Span, wide: Span) -> np.ndarray:
@@ -194,21 +194,21 @@ def affine(codes: Reader, scales: Reader, zeros: Reader | float, rows: Index, co
 
 
 def _spread(reader: Reader, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """A matrix's numbers at some rows and columns, in float32; of the matrix no more is read than lies between them."""
+    """A matrix's numbers at some rows and columns, in float32; only the range that contains them is read."""
     tall, wide = ((int(at.min()), int(at.max()) + 1) for at in (rows, columns))
     return reader(tall, wide).astype(np.float32)[rows - tall[0]][:, columns - wide[0]]
 
 
 def every(width: int) -> Index:
-    """Where `width` neighbours share a scale."""
+    """The index function if `width` neighbours share a scale."""
     return lambda span: np.arange(*span) // width
 
 
 def by_index(tensor: Tensor, groups: int) -> Index:
-    """Where a tensor `[in]` says to which of the groups a column belongs.
+    """The index function if a tensor `[in]` says to which group each column belongs.
 
     Raises:
-      ModelError: (when it is read) where there is no such group.
+      ModelError: (when it is read) if there is no such group.
     """
 
     def index(span: Span) -> np.ndarray:
@@ -221,14 +221,14 @@ def by_index(tensor: Tensor, groups: int) -> Index:
 
 
 def in_order(tensor: Tensor, groups: int, width: int) -> int | Index:
-    """`by_index`, or `width` where that is what the tensor says: neighbours share a scale."""
+    """`by_index`, or `width` if the tensor says that `width` neighbours share a scale."""
     (wide,) = tensor.shape
     own = part(tensor, (0, wide))
     return width if np.array_equal(own, np.arange(wide) // width) else by_index(tensor, groups)
 
 
 def part(tensor: Tensor, *box: Span) -> np.ndarray:
-    """A box of a tensor, in its own type."""
+    """A reader of boxes of a tensor, in its own type."""
     kind = _KINDS.get(tensor.dtype)
     plain = tensor if kind is None else dataclasses.replace(tensor, dtype="U8")
     own = np.empty([b - a for a, b in box], plain.kind)
@@ -237,17 +237,17 @@ def part(tensor: Tensor, *box: Span) -> np.ndarray:
 
 
 def plain(tensor: Tensor) -> Reader:
-    """Of a matrix that is stored as it is."""
+    """A reader of a matrix that is stored unpacked."""
     return lambda rows, columns: part(tensor, rows, columns)
 
 
 def fields(tensor: Tensor, width: int, axis: int, order: tuple[int, ...] = (0,)) -> Reader:
-    """Of a matrix of unsigned numbers of few bits, in words of 32.
+    """A reader of a matrix of unsigned numbers of few bits in 32-bit words.
 
     Args:
       tensor: the words.
       width: bits of a number.
-      axis: along which one word follows another.
+      axis: the axis along which words are listed.
       order: see `specjax.models.packed.bits.unpacked`.
     """
 
@@ -261,15 +261,15 @@ def fields(tensor: Tensor, width: int, axis: int, order: tuple[int, ...] = (0,))
 
 
 def turned(reader: Reader) -> Reader:
-    """Of the transpose."""
+    """A reader of the transpose."""
     return lambda rows, columns: reader(columns, rows).T
 
 
 def replaced(module: str, parts: Parts, used: tuple[str, ...], made: Tensor) -> Parts:
-    """A module's tensors with its weight for those that it is made of.
+    """A module's tensors with the weight in place of its parts.
 
     Raises:
-      ModelError: where it has a plain weight too.
+      ModelError: if the module has a plain weight too.
     """
     rest = {name: tensor for name, tensor in parts.items() if name not in used}
     if "weight" in rest:
@@ -278,16 +278,16 @@ def replaced(module: str, parts: Parts, used: tuple[str, ...], made: Tensor) -> 
 
 
 def check(module: str, parts: Parts, wanted: Wanted, said: str) -> None:
-    """Whether a module's tensors are there, and are what its config says.
+    """Checks that a module's tensors are present and as its config says.
 
     Args:
       module: its name.
       parts: its tensors.
-      wanted: types and shape of those that it needs.
-      said: the fields that the shapes follow from.
+      wanted: the types and shapes of the required tensors.
+      said: the fields from which the shapes follow.
 
     Raises:
-      ModelError: naming every one that is not.
+      ModelError: naming every tensor that is not.
     """
     problems = []
     for name, (kinds, shape) in wanted.items():
@@ -302,10 +302,10 @@ def check(module: str, parts: Parts, wanted: Wanted, said: str) -> None:
 
 
 def matrix(module: str, parts: Parts, name: str, kinds: tuple[str, ...]) -> tuple[int, int]:
-    """The shape of a module's tensor that is a matrix.
+    """The shape of a module's tensor, which must be a matrix.
 
     Raises:
-      ModelError: where it is missing, or none of these types.
+      ModelError: if it is missing, or of another type.
     """
     own = parts.get(name)
     if own is None:
@@ -316,16 +316,18 @@ def matrix(module: str, parts: Parts, name: str, kinds: tuple[str, ...]) -> tupl
 
 
 def check_left_out(module: str, left_out: bool, field: str) -> None:
-    """Raises ModelError where a module is packed that its config leaves out."""
+    """Raises ModelError if a module is packed although its config excludes it."""
     if left_out:
         raise ModelError(f"{module} is packed, but {field} of quantization_config leaves it out")
 
 
 def not_converted(config: dict[str, Any], field: str = "modules_to_not_convert") -> Callable[[str], bool]:
-    """Whether a module is left out, as transformers has it: names from the start to a dot, regular expressions likewise, ends.
+    """A function that says whether a module is excluded, by transformers' rules.
+
+    Names match from the start up to a dot, as regular expressions or plainly, or at the end.
 
     Raises:
-      ModelError: where the field is no list of names.
+      ModelError: if the field is not a list of names.
     """
     names = strings(config, field)
     try:
@@ -336,7 +338,7 @@ def not_converted(config: dict[str, Any], field: str = "modules_to_not_convert")
 
 
 def strings(config: dict[str, Any], field: str) -> list[str]:
-    """A list of strings; an empty one where the field is left out.
+    """A list of strings; empty if the field is absent.
 
     Raises:
       ModelError: on anything else.
@@ -348,7 +350,8 @@ def strings(config: dict[str, Any], field: str) -> list[str]:
 
 
 def check_is(config: dict[str, Any], method: str, **allowed: tuple[Any, ...]) -> None:
-    """Raises ModelError where a field of a `quantization_config` is none of what is read; the first value is the usual one."""
+    """Raises ModelError if a field of a `quantization_config` has an unsupported value; the first value is the
+    default."""
     for name, values in allowed.items():
         value = config.get(name, values[0])
         if not any(value is one or (type(value) is type(one) and value == one) for one in values):
@@ -359,7 +362,7 @@ def check_is(config: dict[str, Any], method: str, **allowed: tuple[Any, ...]) ->
 
 
 def check_off(config: dict[str, Any], method: str, *names: str) -> None:
-    """Raises ModelError where one of these fields is set."""
+    """Raises ModelError if one of these fields is set."""
     for name in names:
         if config.get(name) not in (None, False, [], {}, ""):
             raise ModelError(f"config.json: {method} weights with {name} {shown(config[name])} are not read")
@@ -369,7 +372,7 @@ def group_of(config: dict[str, Any], method: str) -> int | None:
     """`group_size`; None for one group.
 
     Raises:
-      ModelError: where it is no number of columns.
+      ModelError: if it is not a number of columns.
     """
     size = config.get("group_size", 128)
     if isinstance(size, bool) or not isinstance(size, int) or not (size > 0 or size == -1):

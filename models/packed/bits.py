@@ -1,19 +1,19 @@
-"""Numbers of a few bits that follow each other in little-endian words of 32, low bits first, without gaps."""
+"""Numbers of a few bits, packed without gaps into little-endian 32-bit words, low bits first."""
 
 import numpy as np
 
 
 def span(first: int, last: int, width: int, words: int) -> tuple[tuple[int, int], int]:
-    """The words in which some numbers lie, from the start of 32 numbers on, which fill `width` words.
+    """The words that contain some numbers, beginning at a multiple of 32 numbers, which fill `width` words.
 
     Args:
-      first: number.
-      last: one past the last.
+      first: the first number.
+      last: one past the last number.
       width: bits of a number.
-      words: that there are.
+      words: the number of existing words.
 
     Returns:
-      The span of words, and how many numbers of it come before the first.
+      The span of words, and how many of its numbers precede the first.
 
     >>> span(40, 50, 3, 100)
     ((3, 6), 8)
@@ -22,12 +22,12 @@ def span(first: int, last: int, width: int, words: int) -> tuple[tuple[int, int]
 
 
 def unpacked(words: np.ndarray, width: int, order: tuple[int, ...] = (0,)) -> np.ndarray:
-    """Unsigned numbers `[rows, n]` of words `[rows, m]` int32; those that lie in the last word only in part are left out.
+    """Unsigned numbers `[rows, n]` of words `[rows, m]` int32, without numbers that are only partly in the last word.
 
     Args:
-      words: see above.
+      words: the words.
       width: bits of a number, up to 8.
-      order: of every `len(order)` numbers, where the first stands, the second, and so on.
+      order: the places of the first, second, ... of every `len(order)` numbers.
 
     >>> unpacked(np.array([[0x76543210]], np.int32), 4).tolist()
     [[0, 1, 2, 3, 4, 5, 6, 7]]
@@ -36,7 +36,7 @@ def unpacked(words: np.ndarray, width: int, order: tuple[int, ...] = (0,)) -> np
     if 8 % width == 0:
         numbers = octets[..., None] >> np.arange(0, 8, width, dtype=np.uint8) & np.uint8(2**width - 1)
         numbers = numbers.reshape(len(words), -1)
-    else:  # some lie across two bytes
+    else:  # some numbers cross two bytes
         single = np.unpackbits(octets, axis=-1, bitorder="little")
         count = single.shape[-1] // width
         single = single[:, : count * width].reshape(-1, count, width)

@@ -1,9 +1,12 @@
-"""bitsandbytes' four bits (nf4 of QLoRA, Dettmers et al. 2023, arXiv:2305.14314, and fp4), as it and transformers save them.
+"""bitsandbytes' four bits (nf4 of QLoRA, Dettmers et al. 2023, arXiv:2305.14314, and fp4), as saved by it or
+transformers.
 
-Numbers run row by row over the whole weight `[out, in]`: two codes share a byte of `weight`, the first in its high half. A code
-is a place in `weight.quant_map` `[16]`, and every `blocksize` numbers share a scale of `weight.absmax`. Where scales are coded
-themselves, `weight.absmax` holds bytes, places in `weight.nested_quant_map` `[256]`; every `nested_blocksize` of them share a
-scale of `weight.nested_absmax`, and `nested_offset` is added. Sizes stand as JSON in `weight.quant_state.bitsandbytes__nf4`.
+Numbers are in row order over the whole weight `[out, in]`. Two codes share a byte of `weight`, the first in its high
+half. A code is an index into `weight.quant_map` `[16]`, and every `blocksize` numbers share a scale of `weight.absmax`.
+
+If scales are coded too, `weight.absmax` holds bytes, indices into `weight.nested_quant_map` `[256]`. Every
+`nested_blocksize` of them share a scale of `weight.nested_absmax`, and `nested_offset` is added.
+`weight.quant_state.bitsandbytes__nf4` holds sizes as JSON.
 """
 
 import dataclasses
@@ -36,10 +39,10 @@ def split(name: str) -> tuple[str, str]:
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`.
+    """A function that unpacks the modules of a `quantization_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     if config.get("load_in_8bit"):
         raise ModelError("config.json: bitsandbytes weights of 8 bits are not read; of 4 bits (nf4, fp4) they are")
@@ -66,7 +69,7 @@ class _Weight:
       block: numbers that share a scale.
       table: the number of each code.
       scales: the bytes, or floats, of all scales.
-      nested: the numbers of bytes, the scales of those, how many share one, and what is added.
+      nested: for coded scales: the number of each byte, the scales of these, how many share one, and the offset.
     """
 
     module: str
@@ -79,19 +82,19 @@ class _Weight:
 
     @classmethod
     def of(cls, module: str, parts: Parts, state: str) -> "_Weight":
-        """Raises ModelError where its tensors do not go together."""
+        """Makes it from a module's tensors; raises ModelError if they are inconsistent."""
         said = _said(parts[state])
         shape, block = said.get("shape"), said.get("blocksize")
         if not (isinstance(shape, list) and len(shape) == 2 and all(map(is_size, shape)) and is_size(block)):
             raise ModelError(
-                f"{parts[state].name} says shape {shown(shape)} and blocksize {shown(block)}, which is no matrix"
+                f"{parts[state].name} says shape {shown(shape)} and blocksize {shown(block)}, which is not a matrix"
             )
         count = shape[0] * shape[1]
         blocks = -(-count // block)
         nested = "weight.nested_absmax" in parts
         inner = said.get("nested_blocksize") if nested else 1
         if not isinstance(inner, int) or not is_size(inner):
-            raise ModelError(f"{parts[state].name} says nested_blocksize {shown(inner)}, which is no size")
+            raise ModelError(f"{parts[state].name} says nested_blocksize {shown(inner)}, which is not a size")
         wanted: base.Wanted = {
             "weight.quant_map": (("F32",), (16,)), "weight.absmax": (("U8",) if nested else ("F32",), (blocks,)),
         }  # fmt: skip
@@ -112,7 +115,7 @@ class _Weight:
         )  # fmt: skip
 
     def tensor(self) -> Tensor:
-        """The weight, plain or, where whole blocks make up a row, as it is packed."""
+        """The weight: packed if a row consists of whole blocks, otherwise plain."""
         (out, wide), file = self.shape, self.codes.file
         packed = None
         if wide % self.block == 0:
@@ -128,7 +131,8 @@ class _Weight:
 
     @staticmethod
     def _rows(read: Callable[[Span], np.ndarray], wide: int) -> Reader:
-        """What reads boxes of a matrix whose numbers `read` makes as they lie in a row, so many to each row of the weight."""
+        """A function that reads boxes of a matrix from `read`, which gives its numbers in row order, `wide` to each
+        row."""
 
         def box(rows: Span, columns: Span) -> np.ndarray:
             return read((rows[0] * wide, rows[1] * wide)).reshape(-1, wide)[:, columns[0] : columns[1]]
@@ -160,7 +164,7 @@ def _said(tensor: Tensor) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ModelError(f"{tensor.file}: {tensor.name} is no JSON object; fetch it again")
+        raise ModelError(f"{tensor.file}: {tensor.name} is not a JSON object; fetch it again")
     return found
 
 

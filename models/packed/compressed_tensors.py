@@ -1,10 +1,14 @@
 """compressed-tensors (the vLLM project's format, which llm-compressor writes): a scheme for each group of modules.
 
-Weights are stored in one of three ways. `weight` holds int8 or float8 numbers as they are. `weight_packed` holds integers of 1
-to 8 bits, each plus 2^(bits - 1), a row's one after the other; zero points are packed likewise, but along the rows. Or it holds
-floats of 4 bits (`specjax.models.packed.float4`). Scales are one for all (`tensor`), one a row (`channel`), or one for some
-neighbours of a row (`group`) or of both axes (`block`).
-What is said of activations is not done: they stay in the model's type.
+Weights are stored in one of three ways:
+
+- `weight` holds plain int8 or float8 numbers.
+- `weight_packed` holds integers of 1 to 8 bits, each plus 2^(bits - 1), packed along a row. Zero points are packed in
+  the same way, but along the rows.
+- `weight_packed` holds floats of 4 bits (`specjax.models.packed.float4`).
+
+There is one scale for all numbers (`tensor`), per row (`channel`), or for some neighbours of a row (`group`) or of both
+axes (`block`). Settings for activations are not applied: activations stay in the model's type.
 """
 
 import dataclasses
@@ -20,8 +24,8 @@ from specjax.models.tensors import Tensor
 
 _METHOD = "compressed-tensors"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", *float4.GROUPS)
-_MIXED = "mixed-precision"  # every group of modules names its own
-_ORDERED = ("group", "dynamic")  # two words for columns that go to groups in an order of their own
+_MIXED = "mixed-precision"  # every group of modules names its own format
+_ORDERED = ("group", "dynamic")  # two words for columns that are assigned to groups in a special order
 _ACTIVATIONS = (
     "input_scale",
     "input_zero_point",
@@ -31,7 +35,7 @@ _ACTIVATIONS = (
     "k_scale",
     "v_scale",
 )
-"""Tensors that say how activations, or the cache, are to be rounded."""
+"""Tensors with scales for activations or the cache, which are ignored."""
 _FIELDS = frozenset(
     "num_bits type strategy group_size symmetric actorder block_structure dynamic observer observer_kwargs scale_dtype "
     "zp_dtype".split()
@@ -45,11 +49,11 @@ class Scheme:
     Attributes:
       targets: which modules these are.
       form: how they are stored.
-      packed: whether integers are in words.
-      bits: of a number.
-      integer: whether it is one.
-      strategy: who shares a scale.
-      block: how many rows and columns do; None: all.
+      packed: whether integers are packed into words.
+      bits: the bits of a number.
+      integer: whether numbers are integers.
+      strategy: which numbers share a scale.
+      block: how many rows and columns share a scale; None: all.
       symmetric: whether there are no zero points.
       ordered: whether the file says to which group each column belongs.
     """
@@ -70,10 +74,10 @@ class Scheme:
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`.
+    """A function that unpacks the modules of a `quantization_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     base.check_off(config, _METHOD, "transform_config", "moe_sparsity_config")
     sparse = an_object("sparsity_config", config.get("sparsity_config"))
@@ -97,7 +101,7 @@ def read(config: dict[str, Any]) -> Unpack:
 
 
 def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
-    """A group of modules."""
+    """The scheme of a group of modules."""
     own = group.get("format")
     kind = own if usual in (None, _MIXED) else usual
     if own not in (None, kind):
@@ -130,7 +134,7 @@ def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
 
 
 def _float4(group: dict[str, Any], said: dict[str, Any], kind: str) -> Scheme:
-    """A group of modules of floats of 4 bits."""
+    """The scheme of a group of modules with floats of 4 bits."""
     wide, strategy = float4.GROUPS[kind], "tensor_group" if kind.startswith("nv") else "group"
     base.check_is(
         said, _METHOD, num_bits=(4,), type=("float",), strategy=(strategy,), group_size=(wide,), symmetric=(True,)
@@ -154,7 +158,7 @@ def _block(said: dict[str, Any], strategy: str) -> tuple[int | None, int | None]
 
 
 def _matcher(name: str) -> Callable[[str], bool]:
-    """Whether a module is one of those of a name, or of `re:` and a regular expression."""
+    """A function that says whether a module matches a name, or `re:` and a regular expression."""
     if not name.startswith("re:"):
         return lambda module: module == name
     try:
@@ -165,7 +169,8 @@ def _matcher(name: str) -> Callable[[str], bool]:
 
 
 def _chosen(module: str, schemes: list[Scheme]) -> Scheme:
-    """A module's scheme: that which names it, else one whose expression it matches, else that of all linear layers."""
+    """A module's scheme: the one that names it, otherwise one whose expression matches, otherwise that of all linear
+    layers."""
     ways: tuple[Callable[[str], bool], ...] = (
         lambda name: name == module,
         lambda name: name.startswith("re:") and _matcher(name)(module),
@@ -209,7 +214,7 @@ def _unpacked(module: str, parts: Parts, scheme: Scheme) -> Parts:
     fields = lambda name, axis: base.fields(parts[name], scheme.bits, axis)
     half = 2 ** (scheme.bits - 1) if scheme.packed else 0
     zero: base.Reader | float = float(half)
-    if not scheme.symmetric:  # their sum with 2^(bits - 1) is what is stored of packed ones, as of the numbers
+    if not scheme.symmetric:  # if packed, they are stored plus 2^(bits - 1), like the numbers
         zero = fields("weight_zero_point", 0) if scheme.packed else base.plain(grid("weight_zero_point"))
     made = base.Scaled(
         module, parts[codes].file, (out, wide), fields(codes, 1) if scheme.packed else base.plain(parts[codes]),
@@ -226,15 +231,15 @@ def _shape(module: str, parts: Parts, scheme: Scheme) -> tuple[int, int]:
         return base.matrix(module, parts, "weight", _kinds(scheme))
     own = parts.get("weight_shape")
     if own is None or own.dtype not in ("I32", "I64") or own.shape != (2,):
-        raise ModelError(f"the weights do not fit config.json ({scheme}): {module}.weight_shape is no two integers")
+        raise ModelError(f"the weights do not fit config.json ({scheme}): {module}.weight_shape is not two integers")
     out, wide = map(int, base.part(own, (0, 2)))
     if not (is_size(out) and is_size(wide)):
-        raise ModelError(f"{module}.weight_shape says {[out, wide]}, which is no matrix")
+        raise ModelError(f"{module}.weight_shape says {[out, wide]}, which is not a matrix")
     return out, wide
 
 
 def _kinds(scheme: Scheme) -> tuple[str, ...]:
-    """The type of the numbers as they are stored."""
+    """The type of the stored numbers."""
     return ("I32",) if scheme.packed else ("I8",) if scheme.integer else ("F8_E4M3",)
 
 

@@ -1,9 +1,11 @@
 """DFloat11 (Zhang et al. 2025, arXiv:2504.11651) as its authors publish it: bfloat16 whose exponents are Huffman codes.
 
-A module's `encoded_exponent` holds the codes of all of its numbers, those of several matrices one behind the other, from the
-high bit of a byte on. A stream is cut in chunks of eight bytes and blocks of 512 of them: `gaps` has for each chunk, in five
-bits, where the first code that begins in it does, and `output_positions` for each block which of all that code is. So any block
-is read on its own. `luts` are the tables that codes are looked up in, a byte at a time.
+A module's `encoded_exponent` holds the codes of all of its numbers, several matrices in sequence, from the high bit of
+each byte on. The stream is cut into chunks of eight bytes, and blocks of 512 chunks. `gaps` gives, in five bits for
+each chunk, the start of the first code that begins in it. `output_positions` gives for each block the number of that
+code. So any block can be read on its own.
+
+`luts` are the tables in which codes are looked up, a byte at a time.
 """
 
 import dataclasses
@@ -25,18 +27,18 @@ _CHUNK, _CHUNKS = 8, 512
 _LONGEST = 4
 """Bytes of the longest code."""
 _BLOCKS = 64
-"""Blocks that are decoded at a time."""
+"""Blocks decoded at a time."""
 _JUMP = 240
-"""An entry from here on is no exponent: it says which table the next byte is looked up in."""
+"""Entries from this value on are not exponents: they name the table for the next byte."""
 _GAP = 5
 _PARTS = ("encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps")
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `dfloat11_config`.
+    """A function that unpacks the modules of a `dfloat11_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     base.check_is(config, "DFloat11", bytes_per_thread=(_CHUNK,), threads_per_block=([_CHUNKS],))
     found = an_object("pattern_dict", config.get("pattern_dict"))
@@ -65,10 +67,10 @@ def read(config: dict[str, Any]) -> Unpack:
 
 
 def _ends(module: str, parts: Parts, count: int) -> list[int]:
-    """Where each matrix but the last ends.
+    """The end of each matrix except the last.
 
     Raises:
-      ModelError: unless that is said of as many as there are.
+      ModelError: if their number does not match the matrices.
     """
     own = parts.get("split_positions")
     if own is None and count == 1:
@@ -82,24 +84,24 @@ def _ends(module: str, parts: Parts, count: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-    """A module's numbers, in a row."""
+    """A module's numbers as one sequence."""
 
     parts: Parts
     firsts: np.ndarray
 
     @staticmethod
     def of(module: str, parts: Parts) -> "_Stream":
-        """That of a module's tensors.
+        """The stream of a module's tensors.
 
         Raises:
-          ModelError: where they are missing, or do not go together.
+          ModelError: if they are missing or inconsistent.
         """
         missing = [f"{module}.{name}" for name in _PARTS if name not in parts]
         if missing:
             raise ModelError(f"the weights do not fit dfloat11_config: missing {', '.join(missing)}")
         codes, rest, tables, firsts, gaps = (parts[name] for name in _PARTS)
         blocks, chunks = -(-codes.size // (_CHUNK * _CHUNKS)), -(-codes.size // _CHUNK)
-        # those of chunks without codes may be left out
+        # gaps of chunks without codes may be left out
         fewest, most = -(-chunks * _GAP // 8), blocks * _CHUNKS * _GAP // 8
         wide = firsts.dtype == "I32"
         wanted: base.Wanted = {
@@ -117,11 +119,11 @@ class _Stream:
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """The number of numbers."""
         return int(self.firsts[-1])
 
     def tensor(self, name: str, start: int, stop: int) -> Tensor:
-        """Some of them, in a row: which shape they have a file does not say."""
+        """Some of the numbers as a flat tensor: the file does not give their shape."""
 
         def fill(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
             for ((first, _),), own in wanted:
@@ -130,11 +132,11 @@ class _Stream:
         return Tensor(name, self.parts["luts"].file, "BF16", (stop - start,), 0, 0, fill, flat=True)
 
     def fill(self, start: int, own: np.ndarray) -> None:
-        """The numbers from one on, some blocks of codes at a time.
+        """Reads the numbers from `start` on, some blocks of codes at a time.
 
         Raises:
-          ModelError: where codes are not in `luts`, or do not begin where `gaps` says, or a block has not as many as
-            `output_positions` says.
+          ModelError: if codes are not in `luts` or do not begin where `gaps` says, or if a block has another number of
+            codes than `output_positions` says.
         """
         stop, count = start + len(own), len(self.firsts) - 1
         for block in range(int(np.searchsorted(self.firsts, start, side="right")) - 1, count, _BLOCKS):
@@ -148,7 +150,7 @@ class _Stream:
             own[span[0] - start : span[1] - start] = bits.view(ml_dtypes.bfloat16)
 
     def _exponents(self, first: int, blocks: int) -> np.ndarray:
-        """Those whose codes begin in some blocks, all chunks side by side."""
+        """The exponents whose codes begin in some blocks; all chunks are decoded in parallel."""
         tensor, chunks, tables = self.parts["encoded_exponent"], blocks * _CHUNKS, self.parts["luts"].array()
         begin, width = first * _CHUNK * _CHUNKS, chunks * _CHUNK
         stream = np.zeros(width + _LONGEST + 1, np.uint8)
@@ -167,7 +169,7 @@ class _Stream:
             found[:, i] = _looked_up(tables, stream, np.minimum(at, ends))
             at = np.where(there[:, i], at + np.maximum(tables[-1, found[:, i]], 1), at)
         counts, wanted = there.reshape(blocks, -1).sum(axis=1), np.diff(self.firsts[first : first + blocks + 1])
-        open_end = np.arange(first, first + blocks) == len(self.firsts) - 2  # what is behind the last code is no code
+        open_end = np.arange(first, first + blocks) == len(self.firsts) - 2  # bits after the last code are no code
         followed = np.cumsum(there.sum(axis=1))[:-1] < wanted.sum()
         own, right = found[there][: wanted.sum()], np.where(open_end, counts >= wanted, counts == wanted)
         if (own >= _JUMP).any() or (at[:-1] != starts[1:])[followed].any() or not right.all():
@@ -179,7 +181,7 @@ class _Stream:
 
 
 def _looked_up(tables: np.ndarray, stream: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The exponents of the codes that begin at some bits; `_JUMP` or more where there is no such code."""
+    """The exponents of the codes that begin at some bits; `_JUMP` or more if there is no such code."""
     byte, bit = at >> 3, at & 7
     table, found = np.zeros(len(at), np.int64), np.full(len(at), _JUMP, np.uint8)
     for i in range(_LONGEST):

@@ -1,7 +1,7 @@
-"""DFloat11's published layout, written; see `specjax.models.packed.dfloat11`.
+"""Writes DFloat11's published layout; see `specjax.models.packed.dfloat11`.
 
-The matrices of a decoder layer share a code and a stream, other matrices have their own. Codes have at most eight bits, so that
-one table decodes them. A module with an exponent from 240 on, which the layout cannot say, stays plain.
+The matrices of a decoder layer share a code and a stream; other matrices have their own. Codes have at most eight bits,
+so that one table decodes them. A module with an exponent of 240 or more, which the layout cannot express, stays plain.
 """
 
 import re
@@ -14,11 +14,11 @@ import numpy as np
 from specjax.models.dfloat11 import code_lengths, code_table
 
 _LAYER = re.compile(r"(.*\.layers\.\d+)\.(.+)")
-_CHUNK, _CHUNKS, _JUMP = 64, 512, 240  # bits; chunks of a block; the first entry that is no exponent
+_CHUNK, _CHUNKS, _JUMP = 64, 512, 240  # bits of a chunk; chunks of a block; the first entry that is no exponent
 
 
 def packed(tensors: Iterable[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """A file's tensors in bfloat16, packed, and the `dfloat11_config` that says how.
+    """A file's bfloat16 tensors in packed form, and their `dfloat11_config`.
 
     Args:
       tensors: names and arrays of a plain file.
@@ -50,7 +50,7 @@ def packed(tensors: Iterable[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndar
 
 
 def streams(matrices: list[np.ndarray]) -> dict[str, np.ndarray] | None:
-    """The tensors of a module of some matrices in bfloat16; None where an exponent cannot be said."""
+    """The tensors of a module with some bfloat16 matrices; None if an exponent cannot be expressed."""
     bits = np.concatenate([matrix.reshape(-1) for matrix in matrices]).view(np.uint16)
     exponents = (bits >> 7).astype(np.uint8)
     counts = np.bincount(exponents, minlength=256)
@@ -62,8 +62,8 @@ def streams(matrices: list[np.ndarray]) -> dict[str, np.ndarray] | None:
     ends = np.cumsum(own)
     at, inside = ends - own, (ends - own) % _CHUNK
     words = np.zeros(-(-int(ends[-1]) // _CHUNK) + 1, np.uint64)
-    firsts = np.searchsorted(at, np.arange(0, int(at[-1]) + 1, _CHUNK))  # a code begins in each, since none is as long
-    over = np.maximum(inside + own - _CHUNK, 0)  # bits of it that lie in the next
+    firsts = np.searchsorted(at, np.arange(0, int(at[-1]) + 1, _CHUNK))  # each has a start: codes are shorter
+    over = np.maximum(inside + own - _CHUNK, 0)  # bits of it that are in the next chunk
     high = codes[exponents] >> over.astype(np.uint64) << (_CHUNK - inside - own + over).astype(np.uint64)
     words[: len(firsts)] = np.add.reduceat(high, firsts)
     crossing = np.flatnonzero(over)

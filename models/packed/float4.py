@@ -1,7 +1,8 @@
 """Numbers of four bits (e2m1) as compressed-tensors packs them: NVFP4 and MXFP4.
 
-`weight_packed` `[out, in / 2]` has two codes to a byte, the first in its low half. NVFP4 has a scale in e4m3 for 16 neighbours,
-divided by one float32, `weight_global_scale` `[1]`; MXFP4 a power of two for 32, the byte of its exponent.
+`weight_packed` `[out, in / 2]` has two codes per byte, the first in its low half. NVFP4 has an e4m3 scale for 16
+neighbours, divided by one float32, `weight_global_scale` `[1]`. MXFP4 has a power of two for 32 neighbours, stored as
+the byte of its exponent.
 """
 
 import ml_dtypes
@@ -17,10 +18,10 @@ _KIND = np.dtype(ml_dtypes.float4_e2m1fn)
 
 
 def unpacked(module: str, parts: Parts, form: str) -> Parts:
-    """A module's tensors with its weight for those that it is made of.
+    """A module's tensors with the weight in place of its parts.
 
     Raises:
-      ModelError: where they do not go together.
+      ModelError: if they are inconsistent.
     """
     out, half = base.matrix(module, parts, "weight_packed", ("U8",))
     wide, group, nv = 2 * half, GROUPS[form], form.startswith("nv")

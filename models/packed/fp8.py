@@ -1,7 +1,7 @@
 """float8 with scales of blocks, as DeepSeek publishes its models (arXiv:2412.19437), or with one scale for a matrix.
 
-`weight` `[out, in]` holds e4m3 numbers. `weight_scale_inv`, or `weight_scale`, is what each block is multiplied by, whatever
-its name says; the last blocks of an axis may be smaller. Activations are not rounded here.
+`weight` `[out, in]` holds e4m3 numbers. Despite its name, `weight_scale_inv` (or `weight_scale`) is the factor of each
+block. The last blocks of an axis may be smaller. Activations are not rounded here.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from specjax.models.packed.base import Format, Parts, Unpack
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 _ACTIVATIONS = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale")
-"""Tensors that say how activations, or the cache, are to be rounded."""
+"""Tensors with scales for activations or the cache, which are ignored."""
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`.
+    """A function that unpacks the modules of a `quantization_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     base.check_is(
         config, "fp8", fmt=("e4m3",), activation_scheme=("dynamic", "static"), scale_fmt=("float", "ue8m0", None),

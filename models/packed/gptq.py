@@ -1,9 +1,12 @@
 """GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ and GPTQModel write it: 2, 3, 4 or 8 bits.
 
-The weight lies transposed, `[in, out]`, packed along `in` in `qweight` `[in * bits / 32, out]`. `qzeros`
-`[groups, out * bits / 32]` are packed along `out`, `scales` are `[groups, out]`, and `g_idx` `[in]` says to which group each
-row belongs. Files of the first format (`checkpoint_format` `gptq`, or none) store every zero point less one, those of
-`gptq_v2` as it is. Where a file says that it is symmetric, every zero point is 2^(bits - 1), or it is of the other format.
+The weight is stored transposed, `[in, out]`, and packed along `in` in `qweight` `[in * bits / 32, out]`. `qzeros`
+`[groups, out * bits / 32]` are packed along `out`, `scales` are `[groups, out]`, and `g_idx` `[in]` gives the group of
+each row.
+
+Files of the first format (`checkpoint_format` `gptq`, or none) store every zero point minus one; files of `gptq_v2`
+store it unchanged. If a file says that it is symmetric, every zero point must be 2^(bits - 1); another value means that
+the file has the other format, which is an error.
 """
 
 from typing import Any
@@ -19,10 +22,10 @@ _OLD, _NEW = "gptq", "gptq_v2"
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`.
+    """A function that unpacks the modules of a `quantization_config`.
 
     Raises:
-      ModelError: where it says something that is not read.
+      ModelError: on unsupported settings.
     """
     kind = config.get("checkpoint_format") or config.get("format") or _OLD
     base.check_is({"checkpoint_format": kind}, "GPTQ", checkpoint_format=(_OLD, _NEW))
@@ -64,7 +67,7 @@ def _zeros(tensor: Tensor, bits: int, kind: str, symmetric: bool) -> base.Reader
         found = stored(groups, columns)
         if (
             kind == _OLD and found.max() == 2**bits - 1
-        ):  # 0 less one, which spoilt its neighbours too when it was packed
+        ):  # 0 minus one, which also corrupted its neighbours when it was packed
             raise ModelError(
                 f"{tensor.file}: {tensor.name} has zero points that did not fit the format {_OLD}; take {_NEW}"
             )

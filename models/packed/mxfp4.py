@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats, version 1.0): numbers of four bits in blocks of 32, which share a power of two.
 
-A file has a tensor of blocks and one of scales for each weight. Some rows of an expert are read at a time, and made into plain
-numbers on their way to the array that they belong to.
+A file has a tensor of blocks and a tensor of scales for each weight. Some rows of an expert are read at a time, and
+decoded into their array.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from specjax.models.packed_matrix import Packed
 from specjax.models.tensors import Tensor
 
 BLOCK = 32
-"""Numbers that share a scale; two lie in a byte, the first in its low half."""
+"""Numbers that share a scale; two share a byte, the first in its low half."""
 ROWS = 512
-"""Rows of an expert that are read at a time."""
+"""Rows of an expert read at a time."""
 _CODES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-_BIAS = 127  # a scale is a float32's exponent
+_BIAS = 127  # a scale has the exponent bias of float32
 _PAIRS = np.stack([np.r_[_CODES, -_CODES][np.arange(256) & 15], np.r_[_CODES, -_CODES][np.arange(256) >> 4]], axis=1)
 
 
@@ -52,7 +52,7 @@ def powers(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def read(config: dict[str, Any]) -> Unpack:
-    """What unpacks the modules of a `quantization_config`."""
+    """A function that unpacks the modules of a `quantization_config`."""
     left_out = base.not_converted(config)
 
     def unpack(module: str, parts: Parts) -> Parts:
@@ -67,10 +67,10 @@ def read(config: dict[str, Any]) -> Unpack:
 
 
 def unpacked(module: str, parts: Parts, name: str) -> Tensor:
-    """A module's tensor `[X, inputs, outputs]` that `NAME_blocks` `[X, outputs, inputs / 32, 16]` and `NAME_scales` hold.
+    """A module's tensor `[X, inputs, outputs]` from `NAME_blocks` `[X, outputs, inputs / 32, 16]` and `NAME_scales`.
 
     Raises:
-      ModelError: where the two do not go together.
+      ModelError: if the two are inconsistent.
     """
     blocks, scales = (parts.get(f"{name}_{part}") for part in ("blocks", "scales"))
     name = f"{module}.{name}"
@@ -79,7 +79,7 @@ def unpacked(module: str, parts: Parts, name: str) -> Tensor:
     right = len(blocks.shape) == 4 and blocks.shape == (*scales.shape, BLOCK // 2)
     if not right or {blocks.dtype, scales.dtype} != {"U8"}:
         raise ModelError(
-            f"{name}_blocks {blocks.dtype} {list(blocks.shape)} and {name}_scales {scales.dtype} {list(scales.shape)} are no "
+            f"{name}_blocks {blocks.dtype} {list(blocks.shape)} and {name}_scales {scales.dtype} {list(scales.shape)} are not "
             "blocks of 16 bytes with a scale each"
         )
     experts, outputs, groups = scales.shape
@@ -97,11 +97,11 @@ def unpacked(module: str, parts: Parts, name: str) -> Tensor:
         part(shape, codes, 1, ml_dtypes.float4_e2m1fn),
         part((experts, groups, outputs), powers, BLOCK, ml_dtypes.float8_e8m0fnu),
     )
-    return made("BF16", shape, decoded, 1, packed)  # bfloat16 holds every one of its numbers
+    return made("BF16", shape, decoded, 1, packed)  # bfloat16 holds all of its numbers exactly
 
 
 def outline(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Any:
-    """What stands for a parameter of a model whose experts' matrices are in blocks, as gpt-oss has them."""
+    """The leaf for a parameter of a model whose experts' matrices are in blocks, as in gpt-oss."""
     keys = [getattr(key, "key", None) for key in path]
     if "experts" not in keys or keys[-1] != "kernel":
         return shape
@@ -115,7 +115,7 @@ def outline(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Any:
 
 
 Make = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""What makes of blocks and scales what is asked for: see `decoded`."""
+"""A function from blocks and scales to the requested numbers, such as `decoded`."""
 
 
 def _fill(blocks: Tensor, scales: Tensor, make: Make, each: int, wanted: list[tuple[Any, np.ndarray]]) -> None:
@@ -124,9 +124,9 @@ def _fill(blocks: Tensor, scales: Tensor, make: Make, each: int, wanted: list[tu
     Args:
       blocks: the codes `[X, outputs, bytes]`.
       scales: of every block.
-      make: what is asked for, of several rows of an expert.
-      each: how many inputs an entry of that is for.
-      wanted: boxes of it, the inputs before the outputs.
+      make: makes the requested numbers of several rows of an expert.
+      each: how many inputs share an entry of the result.
+      wanted: boxes of the result, with inputs before outputs.
     """
     boxes: dict[byte_ranges.Box, list[np.ndarray]] = {}
     for box, own in wanted:

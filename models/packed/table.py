@@ -1,4 +1,5 @@
-"""The formats of packed weights that are read, by `quant_method` of a `config.json`, and a folder's tensors made plain."""
+"""The supported formats of packed weights, by `quant_method` of a `config.json`, and the unpacking of a folder's
+tensors."""
 
 from typing import Any
 
@@ -16,16 +17,17 @@ FORMATS: dict[str, Format] = {
     "mxfp4": mxfp4.MXFP4,
     "bitsandbytes": bitsandbytes.BITSANDBYTES,
 }
-"""By `quant_method`."""
+"""The formats by `quant_method`."""
 FIELDS: dict[str, Format] = {"dfloat11_config": dfloat11.DFLOAT11}
-"""By the field of a `config.json` that describes it, where that is another than `quantization_config`."""
+"""Formats by the field of `config.json` that describes them, if it is not `quantization_config`."""
 
 
 def found(config: dict[str, Any]) -> tuple[Format, Unpack] | None:
-    """The format of a folder with this parsed `config.json`, and what unpacks its modules; None where nothing is packed.
+    """The format of a folder with this parsed `config.json`, and a function that unpacks its modules; None if nothing
+    is packed.
 
     Raises:
-      ModelError: where it names a format that is not read.
+      ModelError: if the format is not supported.
     """
     for field, form in FIELDS.items():
         if config.get(field) is not None:
@@ -45,21 +47,22 @@ def found(config: dict[str, Any]) -> tuple[Format, Unpack] | None:
 
 
 def outline(config: dict[str, Any]) -> Any:
-    """What makes of a parameter's path and shape what stands for it where a folder with this config is kept packed; None where
-    only its weights say that."""
+    """A function from a parameter's path and shape to its leaf if a folder with this config is kept packed.
+
+    None if only the weights determine the leaf."""
     said = an_object("quantization_config", config.get("quantization_config"))
     return mxfp4.outline if said.get("quant_method") == "mxfp4" else None
 
 
 def unpacked(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a folder, packed ones as plain ones under the names that those have. No weights are read.
+    """The tensors of a folder, with packed tensors in plain form under plain names. No weights are read.
 
     Args:
       config: the parsed `config.json`.
       tensors: of the folder, by name.
 
     Raises:
-      ModelError: where they are not what the config says.
+      ModelError: if they are not as the config says.
     """
     packed = found(config)
     if packed is None:

@@ -32,7 +32,7 @@ def named_head(line: str, target: Any) -> tuple[str, Head]:
     """
     stored = parse("drafter", DRAFTERS, line)
     if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads not in ("head", "own_head"):
-        raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
+        raise ValueError(f"{line!r} is not a drafter with a trained head, such as eagle3:model=FOLDER")
     return _name(line), read_head(
         asked_of(stored, target), stored.name, stored.kind, target, published=stored.published, **stored.fields
     )

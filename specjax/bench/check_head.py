@@ -1,4 +1,4 @@
-"""`specjax check-head`: what was read of a trained head, how many of its drafts its target accepts, and whether it fits."""
+"""`specjax check-head`: how a trained head was read, how many of its drafts the target accepts, and whether it fits."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.data import survival
 
 FITS = 0.5
-"""Heads that were trained for their target have more than this share of first draft tokens accepted."""
+"""For a head trained for its target, the share of accepted first draft tokens is above this."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _lines(options: CheckHeadOptions) -> list[jsonl.Line]:
 
 
 def _target(options: CheckHeadOptions) -> models.Model:
-    """The target; without weights where it has none and nothing is to be measured."""
+    """The target; without weights if it has none and nothing is measured."""
     from specjax.models import orbax_folder
     from specjax.models.published_configs import CONFIGS
 
@@ -97,7 +97,7 @@ def _target(options: CheckHeadOptions) -> models.Model:
 
 
 def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]) -> list[Request]:
-    """What is to be completed: greedily, where a line does not say otherwise."""
+    """The requests; greedy unless a line says otherwise."""
     items = list(jsonl.to_requests(lines, engine, {"max_new_tokens": options.max_new_tokens}))
     bad = [(item.line, item.error) for item in items if isinstance(item, Record)]
     check_lines(options, bad, len(items))
@@ -107,13 +107,13 @@ def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]
 
 
 def measured(engine: Engine, requests: list[Request], batch_size: int, said: dict[str, Any]) -> dict[str, Any]:
-    """Acceptance by depth over some requests, as the bench has it, and what it says of the head.
+    """Acceptance by depth over some requests, as in the bench, and the verdict on the head.
 
     Args:
       engine: drafts with the head.
       requests: to complete.
       batch_size: rows decoded together.
-      said: what was read of the head.
+      said: the facts read from the head.
     """
     counts: list[int] = []
     with record_bar(len(requests)) if bar_fits() else contextlib.nullcontext(lambda *_: None) as advance:
@@ -126,7 +126,7 @@ def measured(engine: Engine, requests: list[Request], batch_size: int, said: dic
 
 
 def verdict(acceptance: tuple[float, ...], said: dict[str, Any]) -> str:
-    """What acceptance by depth says of a head, in a sentence; where it is low, with the likely causes.
+    """The verdict on a head from its acceptance by depth, in a sentence; if it is low, with likely causes.
 
     Args:
       acceptance: the share of steps that accepted at least 1, 2, ... draft tokens.
@@ -136,7 +136,7 @@ def verdict(acceptance: tuple[float, ...], said: dict[str, Any]) -> str:
     if first > FITS:
         return f"acceptance at depth 1 is {first:.2f}: the head fits its target"
     start = f"acceptance at depth 1 is {first:.2f}: a head that fits its target has more than {FITS}; likely causes: "
-    if said["format"] == "specjax":  # its target and its fields stand in its folder
+    if said["format"] == "specjax":  # its folder names its target and fields
         return start + "it was trained too little, or on other text than these prompts"
     causes = []
     taps, layers = said["taps"], said["target"]["layers"]

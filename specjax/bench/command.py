@@ -1,5 +1,6 @@
-"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel`, `order`, `profile` and
-`spec`."""
+"""`specjax bench`: compares plain decoding, drafters and peers over the same prompts.
+
+It also has the suites `parallel`, `order`, `profile` and `spec`."""
 
 from typing import Any
 
@@ -59,10 +60,10 @@ def check_suite(options: BenchOptions) -> None:
 
 
 def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tuple[str, str]], str, list[str]]:
-    """Contestants by name, which of them are peers, the setting in words, and why a default drafter was left out.
+    """Contestants by name, which of them are peers, the setting in words, and the reasons for omitted default drafters.
 
     Raises:
-      ValueError: on options or prompts that cannot be used.
+      ValueError: on unusable options or prompts.
     """
     asked = list(dict.fromkeys(name for word in options.peer for name in word.split(",")))
     unknown = [name for name in asked if name not in PEERS]
@@ -98,7 +99,7 @@ def _most(options: BenchOptions) -> str:
 
 
 def _named(model: Any, options: BenchOptions) -> str:
-    """The model's name; of a widened one, how large it is and whose text it writes."""
+    """The model's name; for a widened one, its size and the model whose text it writes."""
     if options.widen is None:
         return model.name
     millions = sum(x.size for x in jax.tree.leaves(model.params)) / 1e6

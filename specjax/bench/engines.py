@@ -1,4 +1,4 @@
-"""The engines that a bench compares, and what they are asked."""
+"""The engines that a bench compares, and their requests."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -32,10 +32,10 @@ from specjax.terminal import flag
 def requests_of(
     options: BenchOptions, engines: dict[str, Any], texts: list[Any], suffixes: list[Any], skipped: list[str]
 ) -> dict[str, list[Any]]:
-    """The requests of every engine that takes them, by its name; why another does not is added to `skipped`.
+    """The requests of every engine that accepts them, by its name. The reasons of the others are added to `skipped`.
 
     Raises:
-      ValueError: where the first engine takes them not, or a text would be longer than the model was made for.
+      ValueError: if the first engine does not accept them, or a text would be longer than the model allows.
     """
     check_options(options.of_prompts)
     found: dict[str, list[Any]] = {}
@@ -60,7 +60,7 @@ def requests_of(
 
 
 def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
-    """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
+    """Engines by name, and the reasons for omitted default drafters. With `baseline`, plain decoding is the first."""
     if options.adapter is not None and options.peer:
         raise ValueError("--adapter: other engines would read the model without it; convert the model with it first")
     if options.weights is not None and options.peer:
@@ -100,7 +100,7 @@ def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
 
 
 def _fixed(lines: Sequence[str]) -> str:
-    """The line of plain diffusion decoding, with what else the first of the others sets."""
+    """The line of plain diffusion decoding, with the other settings of the first line."""
     own = next(
         (way for way in map(read_decode, (line for line in lines if line != "all")) if isinstance(way, Diffusion)), None
     )
@@ -111,7 +111,7 @@ def _fixed(lines: Sequence[str]) -> str:
 
 
 def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    """The sampler as published, and those that were asked for: such a model has no mask, and no choice of caches."""
+    """The published sampler, and the requested ones. Such a model has no mask and no choice of caches."""
     named = _every(options.decode, list(SAMPLERS))
     first = [DEFAULT_SAMPLER] if baseline or not named else []
     lines = dict.fromkeys([*first, *named])
@@ -121,7 +121,7 @@ def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
 def _made(
     options: BenchOptions, model: Any, lines: Iterable[str], needed: Iterable[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """An engine a line, and why those that nobody asked for by name were left out."""
+    """An engine per line, and the reasons for omitted ones that were not requested by name."""
     wide, needed = models.widen(model, options.widen) if options.widen else model, set(needed)
     engines, skipped = {}, []
     for line in lines:
@@ -135,7 +135,7 @@ def _made(
 
 
 def _widened(way: Decode, model: Any, options: BenchOptions) -> Decode:
-    """A way whose drafter or policy is loaded for the model as it is, and widened as that will be."""
+    """A way to decode whose drafter or policy is loaded for the original model and widened like the model."""
     if options.widen is None:
         return way
     if isinstance(way, Speculate):

@@ -1,8 +1,8 @@
 """`python -m specjax.bench.goodput`: the five times of the rule `goodput` on this machine, as a line to paste.
 
-A chain of fixed length is drafted in every step, for every batch size, context and rung asked for; a step's time is the median
-of `--repeats` runs of `--steps` whole steps. The times are the non-negative least-squares fit of the rule's formula to those of
-all steps, each weighed by its own time, so that an error is a share of it.
+For every requested batch size, context and rung, each step drafts a chain of fixed length. A step's time is the median
+of `--repeats` runs of `--steps` whole steps. A non-negative least-squares fit of the rule's formula to all steps gives
+the five times. Each step is weighted by its own time, so that errors are relative.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ TIMES = ("draft_pass", "draft_row", "target_pass", "target_context", "target_tok
 
 @dataclasses.dataclass(frozen=True)
 class Forced(Rule):
-    """Drafts as many tokens as its state says, so that one program serves all lengths."""
+    """A rule that drafts as many tokens as its state says, so that one program serves all lengths."""
 
     together = True
 
@@ -51,7 +51,7 @@ class Forced(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step that was measured.
+    """A measured step.
 
     Attributes:
       drafted: k, tokens drafted in each row.
@@ -72,7 +72,7 @@ class Step:
 
 
 def fit(steps: Sequence[Step]) -> tuple[dict[str, float], float]:
-    """The times in milliseconds, and the largest error of a step as a share of its own time."""
+    """The times in milliseconds, and the largest relative error of a step."""
     terms = np.asarray([step.terms for step in steps], float)
     taken = np.asarray([step.ms for step in steps])
     found, _ = nnls(terms / taken[:, None], np.ones(len(steps)))
@@ -97,11 +97,11 @@ def measure(
       draft_params: its parameters.
       batches: batch sizes.
       contexts: tokens per row.
-      count: steps a measurement.
-      repeats: measurements.
+      count: steps per measurement.
+      repeats: the number of measurements.
 
     Raises:
-      ValueError: where the model is too small for the longest context.
+      ValueError: if the model is too small for the longest context.
     """
     decoder = speculative(model.lm, drafter)
     params = {"target": model.params, "draft": draft_params}
@@ -121,7 +121,7 @@ def measure(
         for drafted in drafter.rule.lengths(drafter.length):
             ready = dataclasses.replace(state, draft=(state.draft[0], jnp.full((rows,), drafted, jnp.int32)))
             seconds, seen = [], 0.0
-            for turn in range(repeats + 1):  # the first one compiles
+            for turn in range(repeats + 1):  # the first turn compiles
                 mine = jax.block_until_ready(jax.tree.map(jnp.copy, ready))  # `run` consumes its state
                 began = time.perf_counter()
                 after = jax.block_until_ready(decoding.run(decoder, params, mine, count))
@@ -134,7 +134,7 @@ def measure(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoodputOptions:
-    """See the help of each."""
+    """Options of `python -m specjax.bench.goodput`; see the help of each."""
 
     model: str | None = option(None, "the target (default: the shipped one)")
     adapter: str | None = same(ModelOptions, "adapter")

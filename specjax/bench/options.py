@@ -14,7 +14,7 @@ SUITES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """See the help of each."""
+    """Options of `specjax bench`; see the help of each."""
 
     suite: str = option(
         "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec"), nargs="?", positional=True
@@ -77,5 +77,5 @@ class BenchOptions:
 
     @property
     def of_prompts(self) -> dict[str, Any]:
-        """Options of every prompt."""
+        """The options of every prompt."""
         return {"max_new_tokens": self.new_tokens, "temperature": self.temperature, "seed": self.seed}

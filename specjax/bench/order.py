@@ -1,4 +1,4 @@
-"""`specjax bench order`: in which pass each position became known, policy by policy."""
+"""`specjax bench order`: the pass in which each position was filled, by policy."""
 
 import dataclasses
 from typing import Any
@@ -17,13 +17,13 @@ from specjax.viz.files import check_plot
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One policy's way through a canvas.
+    """One policy's order of filling a canvas.
 
     Attributes:
       decoder: its name.
-      passes: forward passes in all.
-      order: of every position after the prompt, the step that wrote its final token, from 1; 0 where it was given. A
-        step is a pass.
+      passes: the total number of forward passes.
+      order: for every position after the prompt, the step that wrote its final token, from 1; 0 if it was given. A step
+        is a pass.
     """
 
     decoder: str
@@ -32,7 +32,9 @@ class Row:
 
 
 def unmask_order(decoder: Any, params: Any, state: Any) -> tuple[np.ndarray, Any]:
-    """Steps a diffusion decoder to the end: `[B, L]` int32, the step that wrote each final token (0: given), and the state."""
+    """Runs a diffusion decoder to the end; returns the step that wrote each final token and the state.
+
+    The steps are `[B, L]` int32; 0: given."""
     step = jax.jit(decoder.step)
     before = np.asarray(state.tokens)
     order, count = np.zeros(before.shape, np.int32), 0
@@ -85,7 +87,7 @@ def command(options: BenchOptions) -> int:
 
 
 def table(rows: list[Row]) -> None:
-    """Prints passes and the order on stdout."""
+    """Prints passes and the order."""
     from rich.console import Console
     from rich.table import Table
 
@@ -96,6 +98,6 @@ def table(rows: list[Row]) -> None:
     for row in rows:
         shown.add_row(row.decoder, str(row.passes), " ".join(map(str, row.order)))
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has no width to fit
+    if not console.is_terminal:  # a file has no width limit
         console.width = 160
     console.print(shown)

@@ -1,7 +1,7 @@
 """ParallelBench's list tasks: how much a text suffers when its tokens are decoded in parallel (Kang et al. 2025).
 
-Copying, reversing, sorting and edits at a given index have one right answer, so nothing is lost when its tokens are guessed
-apart. A shuffle, or an edit at a random place, has many: tokens that do not know of each other mix them up.
+Copying, reversing, sorting and edits at a given index have one right answer, so nothing is lost if tokens are predicted
+independently. A shuffle, or an edit at a random place, has many right answers, which independent tokens mix up.
 """
 
 import dataclasses
@@ -53,10 +53,10 @@ class Sample:
     Attributes:
       task: its name.
       items: the given list.
-      answer: a right answer; where there are several, one of them.
-      word: the name to insert or to put in place of another, or None.
+      answer: a right answer, one of several if there are several.
+      word: the name to insert or to substitute, or None.
       index: the place of an edit, from 0, or None.
-      example: another question of the task, whose answer is shown; None in an example.
+      example: another question of the task, which is shown with its answer; None in an example.
     """
 
     task: str
@@ -95,7 +95,7 @@ class Task:
 
     Attributes:
       asked: the operation in words, with `{word}` and `{place}`.
-      operation: what is done to the list.
+      operation: the operation on the list.
     """
 
     asked: str
@@ -132,7 +132,7 @@ def seed_of(task: str) -> int:
 
 
 def samples(task: str, count: int = SAMPLES, lengths: tuple[int, ...] = LENGTHS) -> list[Sample]:
-    """The questions of a task, equally many of each length, the same ones every time.
+    """The questions of a task, equally many of each length; always the same.
 
     Raises:
       ValueError: on an unknown task.
@@ -153,12 +153,12 @@ def samples(task: str, count: int = SAMPLES, lengths: tuple[int, ...] = LENGTHS)
 
 
 def read_answer(text: str, strict: bool = False) -> tuple[str, ...] | None:
-    """The list in an answer: what stands between its last `[` and the `]` after that, as ParallelBench reads it.
+    """The list in an answer: the text between its last `[` and the next `]`, as ParallelBench reads it.
 
     Args:
-      text: what the model wrote.
-      strict: whether brackets, quotes and `, ` between items must be there; None where they are not. Else items without quotes
-        are taken and empty ones are left out, while single quotes are a part of an item.
+      text: the model's text.
+      strict: whether brackets, quotes and `, ` between items are required; if they are missing, the result is None.
+        Otherwise items without quotes count, empty items are left out, and single quotes are a part of an item.
 
     >>> read_answer('the line: ["Ada Khan", Ben Dixon,]')
     ('Ada Khan', 'Ben Dixon')

@@ -1,4 +1,4 @@
-"""`specjax bench parallel`: how many of ParallelBench's list tasks a model still gets right when it decodes in parallel."""
+"""`specjax bench parallel`: a model's accuracy on ParallelBench's list tasks when it decodes in parallel."""
 
 from typing import Any
 
@@ -54,6 +54,6 @@ def _table(rows: list[dict[str, Any]], tasks: list[str], title: str) -> None:
     for row in rows:
         table.add_row(row["decoder"], f"{row['tokens_per_pass']:.2f}", *(f"{row['accuracy'][t]:.2f}" for t in tasks))
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has no width to fit
+    if not console.is_terminal:  # a file has no width limit
         console.width = 200
     console.print(table)

@@ -1,8 +1,8 @@
-"""`specjax bench profile`: where a decoding step's time goes, from a trace of the device at hand.
+"""`specjax bench profile`: the parts of a decoding step's time, from a trace of the current device.
 
-The decoder's own loop runs until the first row ends, under `jax.profiler`. The trace says how long every operation of the
-program took, and the compiled text which part of a step it was traced from. Tracing slows small operations most, so a part's
-share of the traced time is taken of a step's time without a trace.
+The decoder's own loop runs under `jax.profiler` until the first row ends. The trace gives the time of every operation,
+and the compiled text gives the part of a step from which it was traced. Tracing slows small operations most. So each
+part's share of the traced time is applied to the time of a step without a trace.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ from specjax.viz.files import check_plot
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time of one decoder's step goes.
+    """The parts of the time of one decoder's step.
 
     Attributes:
       decoder: its registry line.
-      batch: rows.
-      steps: of a measurement.
-      step_seconds: of one step without a trace, median of the rounds.
+      batch: the number of rows.
+      steps: the number of steps of a measurement.
+      step_seconds: of one step without a trace, the median of the rounds.
       parts: seconds by part, which add up to `step_seconds`.
-      besides_forwards: the share of a step that is no forward pass of a model; drafting counts as one where the drafter has
+      besides_forwards: the share of a step outside a model's forward passes; drafting counts as one if the drafter has
         parameters.
     """
 
@@ -73,7 +73,7 @@ def command(options: BenchOptions) -> int:
     found = []
     with (
         contextlib.nullcontext() if options.json else progress(len(requests)) as advance
-    ):  # its lines say as much as a bar
+    ):  # its lines replace a bar
         for name, own in requests.items():
             found.append(profile(name, engines[name], own, options.repeats))
             if advance is None:
@@ -90,7 +90,7 @@ def command(options: BenchOptions) -> int:
 
 
 def shown(found: list[Profile]) -> str:
-    """The profiles as bars, and what is no model's forward pass."""
+    """The profiles as bars, and the share outside models' forward passes."""
     bars = text.step_times({f"{one.decoder}, batch {one.batch}": one.parts for one in found})
     rest = (f"{one.decoder}: {one.besides_forwards:.1%} of a step is no forward pass of a model" for one in found)
     return "\n".join([bars, *rest]) + "\n"
@@ -100,13 +100,13 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     """Compiles, measures and traces the steps of these requests, one per row, until the first of them ends.
 
     Args:
-      name: of the decoder.
+      name: the decoder's name.
       engine: with an autoregressive decoder.
-      requests: as many as there are rows.
-      repeats: measurements without a trace.
+      requests: one for each row.
+      repeats: the number of measurements without a trace.
 
     Raises:
-      RuntimeError: where the profiler has no operation of the program.
+      RuntimeError: if the profiler recorded no operation of the program.
     """
     decoder = engine.decoder.fitted(dataclasses.replace(needs_of(requests), brief=False))
     state = engine.start([dataclasses.replace(request, ignore_eos=True) for request in requests])
@@ -134,11 +134,11 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
 
 
 def events_of(run: Callable[[], Any], module: str) -> list[list[Event]]:
-    """The operations of a program that ran under the profiler, a list for every line of the trace (a thread, a stream).
+    """The operations of a program under the profiler, one list for every line of the trace (a thread or a stream).
 
     Args:
-      run: runs it.
-      module: its name.
+      run: runs the program.
+      module: the program's name.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0

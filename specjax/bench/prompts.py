@@ -1,4 +1,4 @@
-"""What a bench asks: the prompts of a file, questions where the model chats, and openings of functions where it completes."""
+"""The prompts of a bench: a file's, questions for chat models, and openings of functions for other models."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from specjax.tasks import FAMILIES, generate
 from specjax.tasks.generate import family_of
 
 LEVEL, SEED = 2, 0
-"""Level and seed of the questions, which are held out from training."""
+"""The level and seed of the questions, which are held out from training."""
 
 
 def read_input(options: BenchOptions) -> list[jsonl.Line] | None:
-    """The lines of `--input`; None where none is named.
+    """The lines of `--input`; None without it.
 
     Raises:
-      ValueError: where a line is no prompt, there is none, or a family of `--tasks` is unknown.
+      ValueError: if a line is not a prompt, there is no line, or a family of `--tasks` is unknown.
     """
     if options.tasks and options.input:
         raise ValueError("give --tasks or --input, not both")
@@ -34,12 +34,12 @@ def read_input(options: BenchOptions) -> list[jsonl.Line] | None:
 
 
 def prompts_of(lines: list[jsonl.Line] | None, options: BenchOptions, model: Any) -> tuple[list[Any], list[Any]]:
-    """Prompts, and what follows each new text (None: nothing).
+    """Prompts, and the text after each new text (None: nothing).
 
     Args:
       lines: see `read_input`.
-      options: how many, and of which families.
-      model: what is asked.
+      options: give the number and the families of prompts.
+      model: the model to be asked.
     """
     if lines is not None:
         return [line.prompt for line in lines], [line.suffix for line in lines]
@@ -55,7 +55,7 @@ def _families(options: BenchOptions) -> list[str]:
 
 
 def questions(count: int, families: list[str]) -> list[Any]:
-    """Questions as chat messages, the families in turn."""
+    """Questions as chat messages, with families in turn."""
     each = -(-count // len(families))
     asked = [generate(family, LEVEL, SEED, each) for family in families]
     return [user_turn(turn[i].prompt, chat=True) for i in range(each) for turn in asked][:count]

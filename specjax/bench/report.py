@@ -3,11 +3,11 @@
 from specjax.bench.run import Report
 
 DEPTHS = 8
-"""Depths of acceptance that the table shows: a diffusion model has as many as its block has positions."""
+"""The most depths of acceptance in the table: a diffusion model has as many as its block has positions."""
 
 
 def table(report: Report) -> None:
-    """Prints the table on stdout."""
+    """Prints the table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -16,7 +16,7 @@ def table(report: Report) -> None:
     for name in ("tokens/step", "tokens/s", "ratio\nto plain", "step\nratio", "identical\ntext"):
         rows.add_column(
             name, justify="right", no_wrap=True
-        )  # where a terminal is narrow, the others have several lines
+        )  # on a narrow terminal, the other columns wrap
     rows.add_column("accepted\nby depth", justify="right")
     for row in report.rows:
         shares = row.acceptance_by_depth
@@ -35,7 +35,7 @@ def table(report: Report) -> None:
         ratio = f"{peer.tokens_per_second / plain:.2f}"
         rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same, "")
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has no width to fit
+    if not console.is_terminal:  # a file has no width limit
         console.width = 1000
     console.print(rows)
 

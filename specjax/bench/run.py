@@ -1,8 +1,9 @@
-"""Laps of plain decoding, drafters and peers over the same prompts, in the same minutes, and what they say.
+"""Laps of plain decoding, drafters and peers over the same prompts at the same time, and their results.
 
-Every contestant is compiled and warmed first. Then rounds alternate between them (A B C, A B C, ...): a round decodes all
-prompts, and a contestant's speed is the median of its rounds. The clock runs from token ids to token ids, prefill included,
-compilation and tokenisation not, for us and for peers alike. A text ends at EOS, unless that is ignored.
+Every contestant is compiled and warmed up first. Then rounds alternate between them (A B C, A B C, ...). A round
+decodes all prompts, and a contestant's speed is the median of its rounds. For specjax and peers alike, the clock runs
+from token ids to token ids, with prefill and without compilation and tokenisation. A text ends at EOS unless EOS is
+ignored.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ class Lap:
     Attributes:
       tokens: new ids of every prompt.
       seconds: wall time of the round.
-      decode_seconds: of its decoding steps alone; 0 where that is not known.
-      steps: target passes; 0 where that is not known.
+      decode_seconds: the time of its decoding steps only; 0 if unknown.
+      steps: the number of target passes; 0 if unknown.
       accepted: how many steps accepted 0, 1, 2 ... draft tokens.
-      each: target passes of every prompt; empty where that is not known.
+      each: target passes of every prompt; empty if unknown.
     """
 
     tokens: list[list[int]]
@@ -62,7 +63,7 @@ class Ours:
     ignore_eos: bool = True
 
     def warm(self) -> None:
-        """Compiles: one token of every prompt meets every prefill width."""
+        """Compiles, by decoding one token of every prompt, which covers every prefill width."""
         self._run([dataclasses.replace(request, max_new_tokens=1) for request in self.requests])
 
     def lap(self) -> Lap:
@@ -82,16 +83,17 @@ class Ours:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a decoder did; the fields of the JSON output.
+    """A decoder's results, with the fields of the JSON output.
 
     Attributes:
-      decoder: its registry line; of a diffusion model unmask and cache policy.
-      tokens_per_step: new tokens a forward pass of the target.
-      tokens_per_second: median of the rounds.
-      ratio_to_plain: its speed over plain decoding's.
-      step_ratio: seconds per step, prefill apart, over plain decoding's.
+      decoder: its registry line; for a diffusion model, its unmask and cache policies.
+      tokens_per_step: new tokens per forward pass of the target.
+      tokens_per_second: the median of the rounds.
+      ratio_to_plain: its speed relative to plain decoding.
+      step_ratio: seconds per step without prefill, relative to plain decoding.
       identical_text: whether every token equals plain decoding's.
-      acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens (diffusion: committed so many).
+      acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens (for diffusion: committed so
+        many).
     """
 
     decoder: str
@@ -105,7 +107,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """What another library did; `identical_text` is against our plain decoding, None where it drew other random numbers."""
+    """Another library's results. `identical_text` compares with our plain decoding; None if it drew other random
+    numbers."""
 
     peer: str
     mode: str
@@ -115,11 +118,11 @@ class PeerRow:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A whole run.
+    """The results of a whole run.
 
     Attributes:
-      rows: one per decoder; plain decoding (one token per step, without a cache of its own for diffusion) is the first.
-      peers: one a peer's mode.
+      rows: one per decoder; the first is plain decoding (one token per step; for diffusion, without a cache).
+      peers: one per peer and mode.
       about: the setting in words.
     """
 
@@ -136,11 +139,11 @@ class Report:
 
 
 def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[[str], None]) -> dict[str, list[Lap]]:
-    """Warms everyone, then alternates between them.
+    """Warms up all contestants, then alternates between them.
 
     Args:
       contestants: by name.
-      repeats: rounds.
+      repeats: the number of rounds.
       advance: called with the contestant's name after each warm-up and lap.
     """
     for name, contestant in contestants.items():
@@ -155,8 +158,9 @@ def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[
 
 
 def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str, drawn: bool = False) -> Report:
-    """Rows from laps. The first is plain decoding; `peers` maps a contestant to its peer and mode; `drawn` says that tokens
-    were sampled, so that a peer's are others."""
+    """Rows from laps; the first is plain decoding.
+
+    `peers` maps a contestant to its peer and mode. `drawn` says that tokens were sampled, so that a peer's differ."""
     base = next(iter(laps))
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     step = {
@@ -185,7 +189,7 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of laps on a terminal: a function of the contestant whose lap is over."""
+    """A bar of laps on a terminal; yields a function to be called with the contestant whose lap is over."""
     if not bar_fits():
         yield lambda name: None
         return

@@ -1,8 +1,8 @@
 """Spec-Bench (Xia et al. 2024, arXiv:2401.07851): its questions, answers and measures.
 
-480 questions in six tasks; of the first task every question has a second turn, which is asked after the model's own
-answer to the first. The clock runs over a turn, prefill included, compilation not. The questions are read from a file
-that the user has.
+There are 480 questions in six tasks. Every question of the first task has a second turn, which is asked after the
+model's own answer to the first. The clock covers a turn, with prefill and without compilation. The questions are read
+from a file of the user's.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 TURNS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""MT-Bench's categories, which are one task."""
+"""MT-Bench's categories, which form one task."""
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A line of the file: `turns` are what the user says."""
+    """A line of the file; `turns` are the user's messages."""
 
     id: Any
     category: str
@@ -33,13 +33,13 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """An answer.
+    """The answer to one turn.
 
     Attributes:
-      text: what was written.
-      steps: target passes.
-      new_tokens: how many.
-      seconds: wall time; of rows that were decoded together each has an equal share.
+      text: the written text.
+      steps: the number of target passes.
+      new_tokens: the number of new tokens.
+      seconds: wall time; rows decoded together have equal shares.
       accepted: how many steps wrote 1, 2, 3 ... tokens.
     """
 
@@ -52,17 +52,17 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A question and the turns of its answer; fewer than it has where one left no room for the next."""
+    """A question and the turns of its answer, which are fewer than its own if one left no room for the next."""
 
     question: Question
     turns: tuple[Turn, ...]
 
 
 def read(path: str | Path, most: int) -> list[Question]:
-    """The questions of a file, at most so many a task, in its order.
+    """The questions of a file in order, at most `most` per task.
 
     Raises:
-      ValueError: naming the first line that is no question, or where there is none.
+      ValueError: naming the first line that is not a question, or if there is none.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -86,7 +86,7 @@ def _question(where: str, line: str) -> Question:
         content = json.loads(line)
         question = Question(content["question_id"], str(content["category"]), tuple(content["turns"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{where} is no question with question_id, category and turns ({error})") from error
+        raise ValueError(f"{where} is not a question with question_id, category and turns ({error})") from error
     if not question.turns or not all(isinstance(turn, str) and turn.strip() for turn in question.turns):
         raise ValueError(f"{where}: turns must be texts, at least one")
     if question.task not in TASKS:
@@ -97,13 +97,13 @@ def _question(where: str, line: str) -> Question:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a decoder did in a task, or in all.
+    """A decoder's measures in one task, or in all.
 
     Attributes:
-      questions: how many.
-      mean_accepted: tokens a target pass, over all passes (MAT; plain decoding has 1).
-      tokens_per_second: mean over questions of their tokens over their seconds.
-      speedup: over plain decoding's.
+      questions: the number of questions.
+      mean_accepted: tokens per target pass, over all passes (MAT; plain decoding has 1).
+      tokens_per_second: tokens over seconds, averaged over questions.
+      speedup: the speed relative to plain decoding.
     """
 
     questions: int
@@ -113,7 +113,8 @@ class Measure:
 
 
 def measure(rounds: Sequence[Sequence[Answer]], plain: Sequence[Sequence[Answer]]) -> dict[str, Measure]:
-    """A decoder's measures by task, and under `overall` of all: means of the rounds, in which plain decoding took part."""
+    """A decoder's measures by task, and under `overall` for all tasks: means over the rounds, in which plain decoding
+    took part."""
     found = {}
     for name in (*TASKS, "overall"):
         own, base = ([_of(name, answers) for answers in each] for each in (rounds, plain))
@@ -124,12 +125,12 @@ def measure(rounds: Sequence[Sequence[Answer]], plain: Sequence[Sequence[Answer]
 
 
 def deviation(rounds: Sequence[Sequence[Answer]]) -> float:
-    """The standard deviation of the rounds' overall speed, tokens per second; 0 of one round."""
+    """The standard deviation of the rounds' overall speed in tokens per second; 0 for one round."""
     return round(statistics.stdev(map(_speed, rounds)), 2) if len(rounds) > 1 else 0.0
 
 
 def same_texts(ours: Sequence[Answer], plain: Sequence[Answer]) -> int:
-    """How many questions were answered with the same words."""
+    """The number of questions with identical answers."""
     texts = lambda answer: [turn.text for turn in answer.turns]
     return sum(texts(a) == texts(b) for a, b in zip(ours, plain, strict=True))
 
@@ -149,7 +150,7 @@ def _accepted(answers: Sequence[Answer]) -> float:
 
 
 def answer_lines(answers: Sequence[Answer], model: str, now: Callable[[], float]) -> Iterable[str]:
-    """The lines that Spec-Bench's own scripts read. Lengths of acceptance are told by size, not by time."""
+    """The lines that Spec-Bench's own scripts read. Acceptance lengths are sorted by size, not by time."""
     for answer in answers:
         lengths = [size + 1 for turn in answer.turns for size, count in enumerate(turn.accepted) for _ in range(count)]
         choice = {

@@ -22,7 +22,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilations:
-    """Counts what XLA compiles in this process from now on."""
+    """Counts XLA's compilations in this process from now on."""
 
     def __init__(self):
         self.count = 0
@@ -34,15 +34,15 @@ class Compilations:
 
 @dataclasses.dataclass
 class Contestant:
-    """An engine that is asked turn by turn.
+    """An engine that answers turn by turn.
 
     Attributes:
       engine: a `specjax.serve.engine.Engine`.
-      options: of every turn.
+      options: the options of every turn.
       batch_size: rows decoded together.
       capacity: text buffer slots, the same for all turns.
-      compilations: of the process.
-      compile_seconds: what compiling took in turns, which were decoded again.
+      compilations: the process's.
+      compile_seconds: compile time within turns; such turns were decoded again.
     """
 
     engine: Any
@@ -53,7 +53,7 @@ class Contestant:
     compile_seconds: float = 0.0
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
-        """Questions that are decoded together, turn by turn."""
+        """Answers questions that are decoded together, turn by turn."""
         said: list[list[dict[str, str]]] = [[] for _ in questions]
         turns: list[list[Turn]] = [[] for _ in questions]
         for number in range(max(len(question.turns) for question in questions)):
@@ -91,7 +91,7 @@ class Contestant:
 
 
 def as_prompt(messages: list[dict[str, str]], engine: Any) -> Any:
-    """Messages for a model with a chat template; else the words alone, a line a turn."""
+    """Messages for a model with a chat template; otherwise only the texts, one line per turn."""
     if getattr(engine.model.tokenizer, "chat_template", None):
         return messages
     return "\n".join(message["content"] for message in messages) + "\n"
@@ -148,7 +148,7 @@ def _folder(answers: str | None) -> Path | None:
 def _contestants(
     options: BenchOptions, engines: dict[str, Any], questions: list[Question]
 ) -> tuple[dict[str, Contestant], list[Question]]:
-    """All contestants, and the questions whose first turn leaves room for an answer."""
+    """The contestants, and the questions whose first turn leaves room for an answer."""
     plain = next(iter(engines.values()))
     if plain.model.tokenizer is None:
         raise ValueError(f"{plain.model.name} has no tokenizer, and questions are texts")
@@ -177,7 +177,7 @@ def _contestants(
 
 
 def _parts(questions: list[Question], size: int) -> list[list[Question]]:
-    """Questions that are decoded together, all of one task."""
+    """Groups of questions that are decoded together, each of one task."""
     parts = []
     for task in spec.TASKS:
         own = [question for question in questions if question.task == task]
@@ -224,6 +224,6 @@ def _table(rows: list[dict[str, Any]], title: str) -> None:
             f"{row['identical_texts']} of {overall['questions']}",
         )
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has no width to fit
+    if not console.is_terminal:  # a file has no width limit
         console.width = 200
     console.print(table)

@@ -1,8 +1,8 @@
 """The Python standard library as a corpus: training files, held-out files, and prompts from held-out functions.
 
-The shipped models are trained on the training files; benchmarks and figures of merit read the held-out ones. Both come
-from the running interpreter (`sysconfig`), so nothing is downloaded and nothing is copied into the repository. Only the
-standard library is imported here.
+The shipped models are trained on the training files; benchmarks read the held-out ones. Both come from the running
+interpreter (`sysconfig`), so nothing is downloaded or copied into the repository. Only the standard library is imported
+here.
 """
 
 import ast
@@ -10,8 +10,9 @@ import pathlib
 import sysconfig
 from collections.abc import Iterator
 
-# Never trained on. Paths are relative to the standard library's folder; the list is fixed, so that every Python version
-# keeps the same modules aside. Ordinary modules of many short functions, spread over subjects, near 5% of all bytes.
+# Never trained on. Paths are relative to the standard library's folder. The list is fixed, so that every Python version
+# holds out the same modules. They are ordinary modules with many short functions, spread over subjects, about 5% of all
+# bytes.
 HELDOUT = (
     "bisect.py",
     "calendar.py",
@@ -44,7 +45,7 @@ _SKIPPED_FOLDERS = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__")
     + ("lib-dynload", "__phello__", "_bundled", "msilib")
 )
-# Tables that a program wrote, or that nobody writes as code.
+# Tables that a program wrote, or that nobody writes by hand.
 _SKIPPED_FILES = frozenset(
     ("stringprep.py", "html/entities.py", "token.py", "keyword.py", "this.py", "_opcode_metadata.py")
 )
@@ -78,7 +79,7 @@ def training_files() -> list[pathlib.Path]:
 
 
 def heldout_files() -> list[pathlib.Path]:
-    """The files that they never saw, in the order of `HELDOUT`; modules that this Python lacks are left out."""
+    """The files that shipped models never saw, in the order of `HELDOUT`, without modules that this Python lacks."""
     return [root() / name for name in HELDOUT if (root() / name).is_file()]
 
 
@@ -97,15 +98,15 @@ def heldout_functions(limit: int) -> list[str]:
 
 
 def function_openings(files: list[pathlib.Path], limit: int) -> list[str]:
-    """The openings of functions, without their rest.
+    """The openings of functions.
 
     A prompt is the class line of a method, the `def` with its docstring, and the first lines of the body, 200 to 500
     characters in all. It ends at the end of a line, before the newline, and at least two lines of the function follow.
-    The prompts are taken file by file in turn, spread over each file, always the same for one Python version.
+    Prompts are taken from the files in turn and spread over each file; they are the same for a given Python version.
 
     Args:
       files: Python files.
-      limit: how many prompts; fewer come back where the files hold fewer.
+      limit: how many prompts; fewer if the files hold fewer.
 
     Raises:
       ValueError: if `limit` is below 1.
@@ -116,14 +117,14 @@ def function_openings(files: list[pathlib.Path], limit: int) -> list[str]:
     rounds = -(-limit // max(1, len(by_file)))
     queues = [_spread(prompts, rounds) for prompts in by_file]
     taken = [queue[i] for i in range(rounds) for queue in queues if i < len(queue)]
-    if len(taken) < limit:  # short files ran out: the rest of the long ones, in order
+    if len(taken) < limit:  # short files are used up: take the rest of the long ones, in order
         used = set(taken)
         taken += [prompt for prompts in by_file for prompt in prompts if prompt not in used]
     return taken[:limit]
 
 
 def _spread(items: list[str], count: int) -> list[str]:
-    """`count` items at even distances, from the middle of each stretch."""
+    """`count` evenly spaced items, each from the middle of a stretch."""
     if count >= len(items):
         return items
     return [items[(2 * i + 1) * len(items) // (2 * count)] for i in range(count)]
@@ -151,7 +152,7 @@ def _prompts(source: str) -> Iterator[str]:
 
 
 def _functions(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions of a module and methods of its classes, in source order, each with its class's name or ''."""
+    """The functions of a module and the methods of its classes, in source order, each with its class's name or ''."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef):
             yield "", node

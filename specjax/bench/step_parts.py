@@ -1,4 +1,4 @@
-"""Which part of a step an operation of its compiled program belongs to, and how long each part took."""
+"""The part of a step to which each operation of its compiled program belongs, and the time of each part."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ REST = "everything else"
 _SCOPES = {"draft": "draft", "observe": "draft", "target": "target", "verify": "verify", "commit": "commit"}
 """Parts by the named scopes of `Speculative.step`."""
 _SHARED = ("constant", "parameter", "get-tuple-element")
-"""What all parts read, and nobody's work."""
+"""The operation kinds that all parts read and that do no work."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Event:
     Attributes:
       name: in the compiled text.
       start: nanoseconds.
-      duration: likewise; where the operation runs others, theirs is inside.
+      duration: nanoseconds, including operations that it runs.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Event:
 
 
 def parts_of(text: str) -> dict[str, str]:
-    """The part of every operation of a compiled program, by its name; `REST` where it is of none.
+    """The part of every operation of a compiled program, by name; `REST` for operations of no part.
 
-    An operation that the compiler added or rewrote (a copy, a matrix product for a library) may say nothing of itself. It is of
-    the part of what is fused into it, or of what runs it, or of what it reads, or of what reads it.
+    Operations that the compiler added or rewrote (a copy, a library's matrix product) may not name a source. Their part
+    is that of the operations fused into them, of their caller, of their operands or of their users, in this order.
 
     Args:
       text: of `compiled.as_text()`.
@@ -70,14 +70,14 @@ def _of_computation(program: Program, here: Computation, outer: str | None) -> d
 
 
 def _part(op: Op) -> str | None:
-    """By the outermost scope that names a part; None where it does not say what it was traced from."""
+    """The part by the outermost scope that names one; None if the operation names no source."""
     if not op.source:
         return None
     return next((_SCOPES[word] for word in op.source.split("/") if word in _SCOPES), REST)
 
 
 def _fused(program: Program, op: Op) -> str | None:
-    """The part of most of what a fusion holds."""
+    """The part of most operations in a fusion."""
     inside = [
         program.computations[name] for name in op.called if op.opcode == "fusion" and name in program.computations
     ]
@@ -88,11 +88,11 @@ def _fused(program: Program, op: Op) -> str | None:
 def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[str, float]:
     """Nanoseconds by part, over all lines of a trace.
 
-    Of an operation that ran often, each run counts as the median one, and so does each gap between the operations that a loop
-    runs: what interrupts a program does not count.
+    Each run of a repeated operation counts as its median run. Each gap between the operations of a loop counts as the
+    median gap. So interruptions of the program do not count.
 
     Args:
-      lines: events, a list for every thread or stream.
+      lines: lists of events, one for every thread or stream.
       parts: see `parts_of`.
     """
     runs: dict[str, list[float]] = collections.defaultdict(list)
@@ -106,8 +106,8 @@ def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[
 
 
 def _own(line: Sequence[Event]) -> Iterator[tuple[str, list[float]]]:
-    """Every event's own time: its duration, or where others ran inside it, the gaps between them."""
-    open_: list[tuple[Event, list[float]]] = []  # with the ends of gaps
+    """Every event's own time: its duration or, if others ran inside it, the gaps between them."""
+    open_: list[tuple[Event, list[float]]] = []  # with the gaps so far
     for event in [*sorted(line, key=lambda e: (e.start, -e.duration)), Event("", float("inf"), 0)]:
         while open_ and open_[-1][0].start + open_[-1][0].duration <= event.start:
             done, ends = open_.pop()

@@ -109,7 +109,7 @@ def read_drafter(text: str) -> Speculate:
     if name in DRAFTERS:
         return _method(Speculate, "drafter", line.of_json(text))
     if name in DECODES or any(name in table for _, _, table in _MEANT.values()):
-        raise ValueError(f"{text!r} is no drafter, see `specjax drafters`: give it as decode")
+        raise ValueError(f"{text!r} is not a drafter, see `specjax drafters`: give it as decode")
     raise ValueError(f"unknown drafter {name!r}; choose {', '.join(DRAFTERS)}")
 
 

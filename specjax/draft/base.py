@@ -258,8 +258,9 @@ class Drafter(abc.ABC):
         """Proposes one tree per row, from committed tokens only."""
 
     def catch_up(self, params: PyTree, draft: PyTree, view: View) -> PyTree:
-        """The state made ready for a step that calls `propose`, after steps that did not. What `observe` learns from
-        needs nothing.
+        """The state made ready for a step that calls `propose`, after steps that did not.
+
+        State that only `observe` updates needs no catching up.
         """
         return draft
 

@@ -150,7 +150,7 @@ class DynamicExit(TreeDrafter):
         target, slots = self.target, self.nodes
 
         def climb(h, delta, block, past, lo, exits):
-            """Runs `h` from layer `lo` through the exits; returns what it is at each of them, and the delta."""
+            """Runs `h` from layer `lo` through the exits; returns its value at each of them, and the delta."""
             features = []
             for hi in exits:
                 h, part = target.layers(weights, h, lo, hi, block, view.cache, past, below=delta)

@@ -1,4 +1,4 @@
-"""What drafters over the target's features share: a head's own cache, limited to committed tokens, and its vocabulary.
+"""The common part of drafters over the target's features: a head's own cache, limited to committed tokens, and its vocabulary.
 
 Feature i is the target's after token i, and is paired with token i + 1: the pair predicts token i + 2. After every step
 the head reads the pairs that the step committed, so that the next proposal starts from the output for the last one.
@@ -151,7 +151,7 @@ def mask_embedding(target: Any, target_params: PyTree, mask: int = -1) -> Array:
       ValueError: if there is no such token.
     """
     if not -1 <= mask < target.vocab_size:
-        raise ValueError(f"mask={mask} is no token of the target's {target.vocab_size}")
+        raise ValueError(f"mask={mask} is not a token of the target's {target.vocab_size}")
     ids = jnp.arange(target.vocab_size, dtype=jnp.int32) if mask < 0 else jnp.asarray([mask], jnp.int32)
     return target.embed(target_params, ids[None]).mean(axis=1)
 
@@ -199,7 +199,7 @@ def sized(drafter: Any, config: Any) -> Any:
         own = own.every(AttentionConfig, **field)
     heads, kv_heads = own.near.num_attention_heads, own.near.num_key_value_heads
     if heads % kv_heads:
-        raise ValueError(f"{name}: {heads} heads are no multiple of {kv_heads} kv_heads: choose both")
+        raise ValueError(f"{name}: {heads} heads are not a multiple of {kv_heads} kv_heads: choose both")
     rope, pairs, width = own.rope.scaling, own.near.rotary_dim // 2, own.near.head_dim
     if width % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
         raise ValueError(f"{name}: head_dim={width} does not fit the rope, which turns pairs of channels")

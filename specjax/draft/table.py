@@ -1,4 +1,4 @@
-"""What drafters with a table of likely next tokens share: a static tree whose nodes take candidates by rank."""
+"""The common part of drafters with a table of likely next tokens: a static tree whose nodes take candidates by rank."""
 
 import dataclasses
 

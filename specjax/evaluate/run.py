@@ -279,8 +279,9 @@ def evaluate(model: Any = None, *, progress: bool = False, **options: Any) -> Ev
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
-      progress: whether to show a bar on stderr. **options: the fields of `specjax.evaluate.options.EvalOptions`, except
-    `answers`, `plot` and `json`, which only the command has.
+      progress: whether to show a bar on stderr.
+      **options: the fields of `specjax.evaluate.options.EvalOptions`, except `answers`, `plot` and `json`, which only the
+        command has.
 
     Raises:
       ValueError: before any work, with one line about what cannot be used.

@@ -119,8 +119,8 @@ def candidates(
 ) -> Candidates:
     """The k best next tokens of every node of a level.
 
-    If `coupled`, tokens are ranked by `log q + g` with the position's shared noise; given g, the worth of one is `log
-    softmax((log q + g) / tau)`. Otherwise they are ranked by `log q` alone (EAGLE-2's confidence, at tau 1).
+    If `coupled`, tokens are ranked by `log q + g` with the position's shared noise; given g, the worth of one is
+    `log softmax((log q + g) / tau)`. Otherwise they are ranked by `log q` alone (EAGLE-2's confidence, at tau 1).
 
     Args:
       sampler: the step's sampler, restricted if the logits' columns are not the whole vocabulary.

@@ -31,7 +31,7 @@ def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
     below, first = _tables(accuracy, nodes - 1)
     assert below[0, 0, nodes - 1] > -np.inf
     chosen: list[Path] = []
-    open_: list[tuple[Path, int, int]] = [((), 0, nodes - 1)]  # under a path, from a rank on, so many nodes
+    open_: list[tuple[Path, int, int]] = [((), 0, nodes - 1)]  # below a path, from a rank on, this many nodes
     while open_:
         path, rank, count = open_.pop()
         if count:
@@ -72,8 +72,10 @@ def expected(accuracy: Any, choices: Sequence[Path]) -> float:
 
 
 def _tables(accuracy: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """What n nodes below a node of depth d are worth, with its children of rank r and after, `[D + 1, R + 1, most + 1]`; -inf
-    where they do not fit. And how many of them the child of rank r has, itself included."""
+    """The value of n nodes below a node of depth d, with its children of rank r and after, `[D + 1, R + 1, most + 1]`.
+
+    It is -inf where they do not fit. Also, how many of these nodes the child of rank r has, itself included.
+    """
     depth, ranks = accuracy.shape
     worth = np.full((depth + 1, ranks + 1, most + 1), -np.inf)
     worth[:, :, 0] = 0

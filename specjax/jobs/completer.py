@@ -1,4 +1,5 @@
-"""Completes the requests of a job by an engine in this process. `specjax.jobs.fleet` has the workers of a cluster."""
+"""Completes the requests of a job with an engine in this process. `specjax.jobs.fleet` uses the workers of a
+cluster."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -19,13 +20,13 @@ from specjax.terminal import bad_input
 
 
 class Completer(Protocol):
-    """What a job needs in order to have its requests completed.
+    """The interface by which a job completes its requests.
 
     Attributes:
-      timing: what was spent so far.
-      tokenizer: of the model, to show ids as text; None where there is none.
-      decoding: how: `plain`, a drafter's name, `searched`, `soft`, or `masked` for a diffusion model.
-      prefix: ids that all prompts begin with and that are prefilled once.
+      timing: the time spent so far.
+      tokenizer: the model's, to show ids as text; None if there is none.
+      decoding: the way: `plain`, a drafter's name, `searched`, `soft`, or `masked` for a diffusion model.
+      prefix: ids with which all prompts begin; they are prefilled once.
     """
 
     @property
@@ -41,19 +42,19 @@ class Completer(Protocol):
     def prefix(self) -> tuple[int, ...]: ...
 
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
-        """Completes the requests of these items; what a turn finished has the index of its item."""
+        """Completes the requests of these items; a turn's records have the indices of their items."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """What the programs of a job are compiled for, and what its rows have in common.
+    """The shapes for which a job's programs are compiled, and the properties that its rows share.
 
     Attributes:
       slots: rows of the batch.
       capacity: text buffer slots of a row.
-      prefix: ids that all prompts begin with, to be prefilled once; empty for none.
-      needs: of all requests.
+      prefix: ids with which all prompts begin, to be prefilled once; empty for none.
+      needs: the needs of all requests.
     """
 
     slots: int
@@ -64,14 +65,15 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """All requests of a job, whatever is done of it. Noise, shapes and so the text of what is left are those of a job that was
-    never interrupted.
+    """All requests of a job, including those already done.
+
+    So the noise, the shapes and the text of the remaining requests are those of an uninterrupted job.
 
     Attributes:
       requests: by the index of their item.
-      keys: key data, `[R, 2]` in the same order; of several completions of each one after the other.
-      shapes: of all of them.
-      count: completions of each, of which a selection takes one.
+      keys: key data, `[R, 2]` in the same order; completions of a request are adjacent.
+      shapes: the shapes for all of them.
+      count: completions of each request; a selection takes one.
     """
 
     requests: dict[int, Request]
@@ -81,10 +83,10 @@ class Whole:
 
     @classmethod
     def of(cls, options: JobOptions, engine: Engine, items: Sequence[Item]) -> "Whole":
-        """Makes it of the items of a job, at least one of them a request.
+        """Makes it from the items of a job, at least one of them a request.
 
         Raises:
-          ValueError: where the model cannot share a prefix.
+          ValueError: if the model cannot share a prefix.
         """
         requests = {index: item for index, item in enumerate(items) if isinstance(item, Request)}
         count = 1 if options.select is None else options.num_return_sequences
@@ -94,7 +96,7 @@ class Whole:
         return cls(requests, engine.keys(every), shapes, count)
 
     def part(self, left: Sequence[int]) -> tuple[list[Request], np.ndarray]:
-        """The requests of these items with all their completions, and the keys of these."""
+        """The requests of these items with all their completions, and their keys."""
         at = {index: place for place, index in enumerate(self.requests)}
         every: list[Any] = [one for index in left for one in several(self.requests[index], self.count)]
         return every, self.keys[[at[index] * self.count + own for index in left for own in range(self.count)]]
@@ -144,7 +146,7 @@ def turns_of(
     keys: np.ndarray,
     on_text: OnText | None = None,
 ) -> Iterator[Turn]:
-    """The engine's turns over a part of a job's requests, in the shapes of the whole."""
+    """The engine's turns over a part of a job's requests, with the shapes of the whole job."""
     return engine.turns(
         requests,
         slots=shapes.slots,
@@ -166,7 +168,8 @@ def _of_steps(
     keys: np.ndarray,
     on_text: OnText | None,
 ) -> Iterator[Turn]:
-    """`turns_of` a method that has its texts at their end, and says what it cannot write when it comes to it."""
+    """`turns_of` for a stepwise method, which yields texts at their end and reports unusable requests when it reaches
+    them."""
     with bad_input():
         for turn in turns_of(engine, options, shapes, requests, keys):
             for index, record in turn.finished:

@@ -1,5 +1,6 @@
-"""`specjax convert`: a model's weights in another layout or type, as a folder that every command takes as a model; or a head
-in a format that other engines read."""
+"""`specjax convert`: writes a model in another layout or type, or a head in a format of other engines.
+
+Every command takes the written model folder as a model."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +14,7 @@ from specjax.terminal import bad_input, note
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What `specjax convert` was asked for; see the help of each."""
+    """The options of `specjax convert`; see the help of each."""
 
     model: str = option(
         dataclasses.MISSING,
@@ -44,7 +45,7 @@ def command(options: ConvertOptions) -> int:
     """`specjax convert`."""
     if options.format is not None:
         return _head(options, options.format)
-    from specjax.models.saving import check_layout, check_new  # flax and orbax take a while
+    from specjax.models.saving import check_layout, check_new  # slow to import: flax and Orbax
 
     with bad_input():
         if options.target is not None:

@@ -1,4 +1,4 @@
-"""`specjax datastore build`: a retrieval datastore for `--drafter rest` from text files."""
+"""`specjax datastore build`: builds a retrieval datastore for `--drafter rest` from text files."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from specjax.terminal import bad_input, note
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatastoreOptions:
-    """What `specjax datastore` was asked for; see the help of each."""
+    """The options of `specjax datastore`; see the help of each."""
 
     action: str = option(dataclasses.MISSING, "what to do", choices=("build",), positional=True)
     files: tuple[str, ...] = option(
@@ -42,10 +42,10 @@ def command(options: DatastoreOptions) -> int:
 
 
 def read(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The texts of files, and of all files in folders (hidden ones left out), in order; and the files of no use.
+    """The texts of files, and of all files in folders (without hidden ones), in order; and the unusable files.
 
     Raises:
-      ValueError: where a path does not exist, a file that was named is no UTF-8 text, or nothing is left.
+      ValueError: if a path does not exist, a named file is not UTF-8 text, or nothing is left.
     """
     texts, skipped = [], []
     for path in map(Path, paths):
@@ -73,13 +73,13 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, int]:
-    """Tokenises texts, builds their datastore and saves it. Returns how many documents and tokens it holds.
+    """Tokenises texts, builds their datastore and saves it; returns its numbers of documents and tokens.
 
     Raises:
-      ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
+      ValueError: if the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft.heads.datastore import save_datastore
-    from specjax.models import hub  # flax and orbax take a while
+    from specjax.models import hub  # slow to import: flax and Orbax
 
     name, raw, reads, file = hub.fields_of(model or DEFAULT_MODEL)
     vocab_size = hub.architecture(raw, file)[0].vocab_size  # the weights are not needed

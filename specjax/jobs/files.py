@@ -1,4 +1,4 @@
-"""What a job reads and writes: lines in files of several kinds, standard input, and the checks that come before any work."""
+"""A job's input and output: lines in files of several kinds, standard input, and checks before any work."""
 
 import sys
 from pathlib import Path
@@ -12,24 +12,25 @@ from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
 
 PACKED: dict[str, ModuleType] = {".parquet": parquet, ".gz": gzipped}
-"""By its ending, a kind of file that can only be written whole: modules with `read`, `write` and `check`."""
+"""File types that can only be written as a whole, by file ending: modules with `read`, `write` and `check`."""
 
 
 def packed(path: str | None) -> ModuleType | None:
-    """How such a file is read and written, or None for plain lines."""
+    """The module that reads and writes such a file, or None for plain lines."""
     return next((kind for ending, kind in PACKED.items() if path is not None and path.endswith(ending)), None)
 
 
 def journal(output: str) -> str:
-    """Where records are appended: beside a file that can only be written whole, one of JSON lines."""
+    """The file to which records are appended: for a type that can only be written as a whole, a file of JSON lines
+    beside it."""
     return output if packed(output) is None else f"{output}.jsonl"
 
 
 def finish(output: str, written: Output) -> None:
-    """Writes the output from its journal, where it is not that itself.
+    """Writes the output from its journal, if the two differ.
 
     Raises:
-      BadInput: where that cannot be done.
+      BadInput: if that fails.
     """
     kind = packed(output)
     if kind is None:
@@ -41,7 +42,7 @@ def finish(output: str, written: Output) -> None:
 
 
 def check_output(output: str, source: str | None) -> None:
-    """Raises ValueError where no job could write there."""
+    """Raises ValueError if the output cannot be written."""
     path, kind = Path(output), packed(output)
     if path.is_dir():
         raise ValueError(f"--output {output!r} is a folder; give a file")
@@ -66,7 +67,7 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
       form: see `jsonl.read`.
 
     Raises:
-      ValueError: where none can be used, or with `--strict` where one cannot.
+      ValueError: if no line is usable; with `--strict`, if one is not.
     """
     kind = packed(source)
     if source == PIPE:
@@ -84,7 +85,7 @@ def read_stdin() -> bytes:
     """All of standard input.
 
     Raises:
-      ValueError: where that is a terminal, or there is none.
+      ValueError: if it is a terminal or missing.
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise ValueError("nothing to complete: give PROMPT, --input FILE.jsonl, or text on stdin")
@@ -95,7 +96,7 @@ def read_prompt() -> str:
     """Standard input as one prompt.
 
     Raises:
-      ValueError: where there is none, or it is no text.
+      ValueError: if it is missing or not text.
     """
     try:
         text = read_stdin().decode().removesuffix("\n")

@@ -1,6 +1,6 @@
-"""A job over a Ray cluster (extra `ray`): Ray Data maps it over workers that hold an engine each, and retries what they lose.
+"""A job on a Ray cluster (extra `ray`): Ray Data maps it over workers with one engine each, and retries lost parts.
 
-The driver reads and writes the files. It loads no model: a task on the cluster makes requests of the lines.
+The driver reads and writes the files. It loads no model: a task on the cluster turns the lines into requests.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _QUIET = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
 _REACH_SECONDS = 10
-_PART_SLOTS = 8  # requests of a part, in batches: more leave fewer slots empty at its end, fewer are lost with a worker
+_PART_SLOTS = 8  # requests of a part, in batches: more leave fewer empty slots, fewer lose less with a worker
 
 
 def check(options: JobOptions) -> None:
-    """Raises ValueError on options that do not go together."""
+    """Raises ValueError on incompatible options."""
     workers = options.ray_workers
     if workers is not None and (options.ray is None or workers < 1):
         raise ValueError(f"--ray-workers is how many engines --ray starts, at least 1; got {workers}")
@@ -52,16 +52,16 @@ def check(options: JobOptions) -> None:
 
 
 class WorkerError(Exception):
-    """What a worker could not go on with, in one line."""
+    """A worker's failure, in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the cluster made of a job's input; the driver loads no model.
+    """A job's input as the cluster prepared it, since the driver loads no model.
 
     Attributes:
-      items: what the job writes records for.
-      manifest: of the job.
+      items: the items for which the job writes records.
+      manifest: the job's manifest.
       whole: its requests.
       decoding: see `Completer`.
       left_out: see `Engine.left_out`.
@@ -83,10 +83,11 @@ class Fleet:
       plan: from the cluster.
 
     Attributes:
-      timing: its `decode_seconds` are wall time from the first part on, start of the workers and compilation included.
+      timing: its `decode_seconds` are wall time from the first part on, including the start of the workers and
+        compilation.
       tokenizer: None, since the driver has none.
       decoding: see `Completer`.
-      prefix: likewise.
+      prefix: see `Completer`.
       left_out: see `Engine.left_out`.
     """
 
@@ -98,10 +99,10 @@ class Fleet:
         self.decoding, self.prefix, self.left_out = plan.decoding, plan.whole.shapes.prefix, plan.left_out
 
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
-        """See `Completer.turns`; a turn is a part of the job that a worker ended.
+        """See `Completer.turns`; a turn is a part of the job that a worker finished.
 
         Raises:
-          WorkerError: where a worker fails. One that dies is replaced, and its part done again.
+          WorkerError: if a worker fails. A worker that dies is replaced, and its part is repeated.
         """
         if not left:
             return
@@ -132,11 +133,11 @@ class Fleet:
 
 
 class Worker:
-    """One engine, and the parts of the job that come to it: an actor of Ray Data.
+    """An actor of Ray Data with one engine, which processes parts of the job.
 
     Args:
       options: of the job.
-      shapes: of the whole job, so that every part runs the same programs.
+      shapes: the shapes of the whole job, so that every part runs the same programs.
     """
 
     def __init__(self, options: JobOptions, shapes: Shapes):
@@ -154,20 +155,20 @@ class Worker:
 
 @contextlib.contextmanager
 def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[Item], dict[str, Any]]]:
-    """A fleet, what it is to complete, and the job's manifest.
+    """A fleet, the items to complete, and the job's manifest.
 
     Args:
       options: of the job.
       lines: of the input.
 
     Raises:
-      ValueError: one line: Ray is not installed, its cluster is not there, or the job cannot be done.
+      ValueError: one line, if Ray is not installed, its cluster cannot be reached, or the job cannot be done.
     """
     ray = _connect(options.ray or "local")
     try:
         _, resources = _workers(ray, options, options.mesh)
         with _one_line(ray, ValueError):
-            # its process ends with it: one that stayed would keep its devices from the workers
+            # its process ends with it; otherwise it would keep its devices from the workers
             plan = ray.get(ray.remote(max_calls=1, **resources)(_plan).remote(options, lines))
         yield Fleet(ray, options, plan), plan.items, plan.manifest
     finally:
@@ -175,7 +176,7 @@ def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[I
 
 
 def _plan(options: JobOptions, lines: list[Any]) -> Plan:
-    """On the cluster: everything about the job that needs the model."""
+    """Prepares everything about the job that needs the model; runs on the cluster."""
     engine = make_engine(options, len(lines))
     items = make_items(options, engine, lines)
     manifest, whole = make_manifest(options, engine, lines), Whole.of(options, engine, items)
@@ -190,7 +191,7 @@ def _connect(address: str) -> Any:
     except ImportError as error:
         raise ValueError("--ray needs Ray on every machine: pip install 'specjax[ray]'") from error
     place, _, port = address.removeprefix("ray://").rpartition(":")
-    if place and port.isdigit():  # Ray itself would try for minutes
+    if place and port.isdigit():  # Ray itself would retry for minutes
         try:
             socket.create_connection((place, int(port)), _REACH_SECONDS).close()
         except OSError as error:
@@ -208,11 +209,12 @@ def _connect(address: str) -> Any:
 
 
 def _workers(ray: Any, options: RayOptions, mesh: str | None) -> tuple[int, dict[str, Any]]:
-    """How many workers, and what Ray reserves for each, on one machine: the devices of its mesh, or the machine's CPUs."""
+    """The number of workers, and Ray's reservation for each on one machine: its mesh's devices, or the machine's
+    CPUs."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     devices = math.prod(axis_sizes(mesh).values()) if mesh else 1
     kind = next((kind for kind in ("TPU", "GPU") if any(has.get(kind) for has in machines)), None)
-    if kind is None:  # JAX uses all cores of a machine, however many devices it makes of them
+    if kind is None:  # JAX uses all cores of a machine, whatever the number of its CPU devices
         return options.ray_workers or len(machines), {"num_cpus": 1}
     fit = sum(int(has.get(kind, 0) // devices) for has in machines)
     if not fit:  # Ray would wait for such a machine
@@ -222,7 +224,7 @@ def _workers(ray: Any, options: RayOptions, mesh: str | None) -> tuple[int, dict
 
 @contextlib.contextmanager
 def _native_silence() -> Iterator[None]:
-    """Without what native code says on stderr: Ray's greets there where it is told to be quiet."""
+    """Hides native code's stderr, where Ray prints a greeting even if told to be quiet."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

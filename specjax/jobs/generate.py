@@ -1,4 +1,4 @@
-"""`specjax generate`: completes prompts given as words, on stdin or in a file of JSON lines."""
+"""`specjax generate`: completes prompts from the command line, stdin or a file of JSON lines."""
 
 import contextlib
 from typing import Any
@@ -19,7 +19,7 @@ from specjax.sharding.distributed import from_first
 from specjax.terminal import bad_input, complain, flag, note, talking
 
 _MAY_DIFFER = ("prompts", "input", "output", "progress", "verbose")
-"""Options that need not be the same in all processes of a job; what is in the input is compared."""
+"""Options that may differ between processes of a job; the content of the input is compared."""
 
 
 def command(options: JobOptions) -> int:
@@ -51,7 +51,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
     if first and (line := engine.left_out(options.of_prompts.given, items)):
         note(line)
     status = _write(options, completer, items, output) if first else follow(options, completer, items)
-    return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take
+    return int(from_first(np.asarray(status, np.int32)))  # writing a table may take longer than JAX waits at its end
 
 
 def _on_ray(options: JobOptions) -> int:
@@ -86,7 +86,7 @@ def _write(options: JobOptions, completer: Completer, items: list[Item], output:
 
 
 def _read(options: JobOptions, first: bool) -> list[Any]:
-    """The lines of the input, or prompts. What can be wrong with options and files is found here, before any work."""
+    """The lines of the input, or prompts. Errors in options and files are found here, before any work."""
     check_least(options, flag)
     if options.input and options.prompts:
         raise ValueError("give PROMPT or --input, not both")
@@ -108,6 +108,4 @@ def _say_shared(completer: Completer, items: list[Item]) -> None:
     if completer.prefix:
         note(f"the {count} prompts share their first {len(completer.prefix)} tokens, which are prefilled once")
     else:
-        note(
-            f"--shared-prefix does nothing here: there are no two prompts, or they share fewer than {SHORTEST_PREFIX} tokens"
-        )
+        note(f"--shared-prefix does nothing here: a single prompt, or fewer than {SHORTEST_PREFIX} shared tokens")

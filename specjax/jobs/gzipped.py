@@ -1,4 +1,4 @@
-"""Prompts and records as gzip files of JSON lines. A job writes plain lines first, and the file at its end."""
+"""Prompts and records as gzip files of JSON lines. A job writes plain lines first, and compresses them at its end."""
 
 import gzip
 import os
@@ -12,14 +12,14 @@ _PART_BYTES = 1 << 20
 
 
 def check() -> None:
-    """Nothing has to be installed."""
+    """Does nothing: gzip needs no package."""
 
 
 def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
     """The lines of a file; see `jsonl.read`.
 
     Raises:
-      ValueError: when the file is missing, is no gzip file, or ends too early.
+      ValueError: if the file is missing, truncated or not a gzip file.
     """
     try:
         with gzip.open(path) as file:
@@ -30,16 +30,16 @@ def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[j
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:
-    """Writes a file of JSON lines compressed, as a whole or not at all.
+    """Compresses a file of JSON lines atomically.
 
     Raises:
-      OSError: where that cannot be done.
+      OSError: if that fails.
     """
     replace(path, _compressed(journal))
 
 
 def _compressed(journal: str | os.PathLike[str]) -> Iterator[bytes]:
-    packer = zlib.compressobj(wbits=31)  # gzip, without a name or a time
+    packer = zlib.compressobj(wbits=31)  # gzip format, without a name or a time
     with open(journal, "rb") as lines:
         while part := lines.read(_PART_BYTES):
             yield packer.compress(part)

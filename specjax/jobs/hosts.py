@@ -1,7 +1,7 @@
-"""A job that many processes do together: each starts a member in a process of its own, and says in one line how that ended.
+"""A job that several processes do together. Each starts a member as a child process and reports its end in one line.
 
-JAX ends a member whose peers died by an abort from native code, with a page of text, or leaves it in a collective that never
-comes back. No handler inside the member can see the first, so it is seen from outside.
+If its peers die, JAX aborts a member from native code with a page of text, or leaves it in a collective that never
+returns. No handler inside the member can catch the abort, so the parent process watches it.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from specjax.terminal import bad_input, complain, flag, run_command
 
 LOST = 3  # exit status: another process died
 _NATIVE, _LIFE = "SPECJAX_NATIVE_FD", "SPECJAX_LIFE_FD"
-_VERDICT_SECONDS = 15  # beyond the heartbeat: so long JAX may take to say who died
+_VERDICT_SECONDS = 15  # beyond the heartbeat: the time that JAX may take to say who died
 _FATAL = re.compile(rb"^[WEF]\d.*coordination_service|JAX distributed service detected|Check failure stack trace")
 _SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
 
 
 def asked(options: HostOptions, mesh: str | None) -> bool:
-    """Whether the job is one of many processes.
+    """Whether several processes do the job.
 
     Raises:
-      ValueError: on options that need others.
+      ValueError: on options that require other options.
     """
     several = options.distributed or options.coordinator is not None
     for name in ("num_processes", "process_id"):
@@ -48,9 +48,9 @@ def together(options: HostOptions, stands: str, job: Callable[[bool], int]) -> i
     """Does this process's part of a job; returns the exit status.
 
     Args:
-      options: who the processes are.
-      stands: how the job is taken up where it lost a process; see `stand`.
-      job: the job, once the processes have joined; it is told whether this is the first of them.
+      options: the processes.
+      stands: how to resume the job after it lost a process; see `stand`.
+      job: the job, called once the processes have joined with whether this is the first of them.
     """
     return _member(options, job) if _NATIVE in os.environ else _watch(options.words, stands)
 
@@ -60,25 +60,25 @@ def shared(options: HostOptions, own: Sequence[str]) -> dict[str, Any]:
 
     Args:
       options: of the job.
-      own: names of others that each process may have for itself.
+      own: names of options that may differ.
     """
     apart = {*own, *(field.name for field in dataclasses.fields(HostOptions))}
     return {flag(name): value for name, value in vars(options).items() if name not in apart}
 
 
 def check_same(named: dict[str, Any]) -> None:
-    """Raises ValueError where the processes do not agree about one of these JSON values."""
+    """Raises ValueError if one of these JSON values differs between processes."""
     for name, process in distributed.differing(named).items():
         raise ValueError(f"process {process} was given another {name} than process 0: give all processes the same")
 
 
 def _watch(words: Sequence[str], stands: str) -> int:
-    """Runs the member, shows what its native code says, and turns its end into one line."""
+    """Runs the member, shows its native code's output, and reports its end in one line."""
     ours, native = os.pipe()
-    life, held = os.pipe()  # closed when this process ends, however that comes
+    life, held = os.pipe()  # closed when this process ends, for any reason
     env = {**os.environ, _NATIVE: str(native), _LIFE: str(life)}
     command = [sys.executable, "-m", "specjax", *words]
-    # a group of its own: Ctrl-C reaches it once, through here
+    # a separate process group: Ctrl-C reaches it once, through this process
     member = subprocess.Popen(command, env=env, pass_fds=(native, life), process_group=0)
     os.close(native)
     os.close(life)
@@ -101,7 +101,7 @@ def _watch(words: Sequence[str], stands: str) -> int:
 
 
 def _listen(file: int) -> str:
-    """Passes on what native code writes, up to where JAX says that a process died; returns that."""
+    """Passes on native code's output up to JAX's message that a process died; returns that message."""
     about: list[bytes] = []
     with os.fdopen(file, "rb") as lines:
         for line in lines:
@@ -114,7 +114,7 @@ def _listen(file: int) -> str:
 
 
 def _end(about: str, stands: str) -> str:
-    """What happened, from JAX's own words."""
+    """What happened, according to JAX's message."""
     if "RegisterTask" in about:
         return (
             "the processes did not find each other in time: start all of them, and let the coordinator's port through"
@@ -127,11 +127,11 @@ def _end(about: str, stands: str) -> str:
 
 
 def stand(output: str | None, where: str = "in all processes ") -> str:
-    """How a job that lost a process or a worker is taken up.
+    """A clause that says how to resume a job that lost a process or a worker.
 
     Args:
       output: its output file, if there is one.
-      where: the command is to be started.
+      where: the place where the command is to be started.
     """
     if not output:
         return "start it again"
@@ -146,7 +146,7 @@ def _member(options: HostOptions, job: Callable[[bool], int]) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    _leave(status)  # those that are left hear of it; a clean end would wait for them
+    _leave(status)  # the remaining processes notice; a clean exit would wait for them
 
 
 def _joined(options: HostOptions, job: Callable[[bool], int]) -> int:
@@ -162,13 +162,14 @@ def _joined(options: HostOptions, job: Callable[[bool], int]) -> int:
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX raises either
         if not distributed.says_lost(error):
             raise
-        time.sleep(distributed.HEARTBEAT_SECONDS + _VERDICT_SECONDS)  # JAX says who it was, and ends this process
+        time.sleep(distributed.HEARTBEAT_SECONDS + _VERDICT_SECONDS)  # JAX says which process it was, and ends this one
         _leave(LOST)
 
 
 def _own_streams(native: int) -> None:
-    """Gives Python's streams descriptors of their own. What native code says on stderr goes to the watcher; what it says on
-    stdout, where Gloo greets its peers, goes nowhere."""
+    """Gives Python's streams separate descriptors.
+
+    Native code's stderr goes to the watcher. Its stdout, where Gloo greets its peers, is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number, name, place in ((1, "stdout", nowhere), (2, "stderr", native)):
         setattr(sys, name, os.fdopen(os.dup(number), "w", encoding="utf-8", buffering=1, errors="replace"))

@@ -1,4 +1,4 @@
-"""Prompts and records as JSON lines. A bad line becomes a record of what was wrong with it; the others go on."""
+"""Prompts and records as JSON lines. A bad line becomes a record with its error; other lines are not affected."""
 
 import dataclasses
 import json
@@ -17,10 +17,10 @@ from specjax.serve.request import Record, Request
 from specjax.serve.sampling import OPTIONS
 
 DEEPEST = 64
-"""Levels that what a line holds may be nested."""
+"""The most levels of nesting in a line."""
 _NAMES = {int: "an integer", float: "a number"}
 WAYS = ("decode", "drafter")
-"""Fields that say how to decode, as the job's options do."""
+"""Fields that name a way to decode, like the job's options."""
 _FIELDS = ("prompt", "messages", "id", "suffix", "stop", *WAYS)
 
 
@@ -34,14 +34,14 @@ class Line:
 
     Attributes:
       number: from 1.
-      prompt: text, token ids or chat messages; None where there is none that can be shown.
+      prompt: text, token ids or chat messages; None if there is none to show.
       id: the caller's name for it, or None.
       options: the generation options that it sets, and `stop`.
-      suffix: what follows the new text: a string or token ids, or None.
-      unknown: fields that mean nothing here.
-      error: what is wrong with it, or None.
+      suffix: the text after the new text: a string or token ids, or None.
+      unknown: fields without a meaning here.
+      error: its error, or None.
       decode: the line of a way to decode, which must be the job's; None: it names none.
-      drafter: likewise, of a drafter.
+      drafter: the line of a drafter, likewise.
     """
 
     number: int
@@ -56,18 +56,18 @@ class Line:
 
 
 Form = Callable[[int, dict[str, Any]], Line]
-"""From a line's number and object to the line."""
+"""A function from a line's number and object to a `Line`."""
 
 
 def read(path: str | os.PathLike[str], form: Form | None = None) -> list[Line]:
-    """The lines of a file, good and bad; blank ones are skipped.
+    """The lines of a file, good and bad; blank lines are skipped.
 
     Args:
       path: the file.
-      form: what makes a line of an object; None: `from_object`.
+      form: makes a line from an object; None: `from_object`.
 
     Raises:
-      ValueError: when the file is missing or cannot be read.
+      ValueError: if the file is missing or cannot be read.
     """
     try:
         content = Path(path).read_bytes()
@@ -77,7 +77,7 @@ def read(path: str | os.PathLike[str], form: Form | None = None) -> list[Line]:
 
 
 def parse_all(content: bytes, form: Form | None = None) -> list[Line]:
-    """The lines of a file's content, good and bad; blank ones are skipped. See `read`."""
+    """The lines of a file's content, good and bad; blank lines are skipped. See `read`."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [parse(number, line, form) for number, line in enumerate(lines, start=1) if line.strip()]
 
@@ -86,7 +86,7 @@ def loads(text: str | bytes) -> Any:
     """A value from JSON.
 
     Raises:
-      ValueError: where it is none, or nested too deeply to be read.
+      ValueError: if it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -108,8 +108,9 @@ def parse(number: int, line: bytes, form: Form | None = None) -> Line:
 
 
 def from_object(number: int, content: dict[str, Any]) -> Line:
-    """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix`, `stop` and generation options; those
-    may have the names of other systems (`specjax.serve.fields`)."""
+    """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix`, `stop` and generation options.
+
+    Options may have the names of other systems (`specjax.serve.fields`)."""
     if deeper(content):
         return Line(number, error=f"nested more than {DEEPEST} levels deep")
     prompt, name = shown(content)
@@ -144,10 +145,10 @@ def _check(content: dict[str, Any]) -> None:
 
 
 def check_prompt(content: dict[str, Any]) -> tuple[str, Any]:
-    """The field that holds what is to be read, and what it holds, which may be empty.
+    """The field that holds the prompt, and its value, which may be empty.
 
     Raises:
-      LineError: where there are none or two, or it is of another kind.
+      LineError: if there are none or two, or if it has another type.
     """
     given = [key for key in ("prompt", "messages") if content.get(key) is not None]
     if len(given) != 1:
@@ -161,14 +162,14 @@ def check_prompt(content: dict[str, Any]) -> tuple[str, Any]:
 
 
 def check_tokens(key: str, value: Any) -> None:
-    """Raises LineError where a field is neither a string nor a list of token ids."""
+    """Raises LineError if a field is neither a string nor a list of token ids."""
     ids = value if isinstance(value, list) else []
     if not isinstance(value, (str, list)) or not all(type(item) is int for item in ids):
         raise LineError(f"{key} must be a string or a list of token ids, got {_kind(value)}")
 
 
 def check_name(content: dict[str, Any]) -> None:
-    """Raises LineError where the field `id` cannot name a line."""
+    """Raises LineError if the field `id` cannot name a line."""
     name = content.get("id")
     if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
         raise LineError(f"id must be a string or an integer, got {_kind(name)}")
@@ -177,7 +178,7 @@ def check_name(content: dict[str, Any]) -> None:
 
 
 def shown(content: dict[str, Any]) -> tuple[Any, str | int | None]:
-    """Prompt and id as records show them, None where they are of no such kind."""
+    """Prompt and id as records show them; None for values of other types."""
     prompt, name = content.get("prompt"), content.get("id")
     prompt = content.get("messages") if prompt is None else prompt
     named = isinstance(name, (str, int)) and not isinstance(name, bool)
@@ -185,7 +186,7 @@ def shown(content: dict[str, Any]) -> tuple[Any, str | int | None]:
 
 
 def deeper(value: Any, levels: int = DEEPEST) -> bool:
-    """Whether objects and lists are nested more than so many levels."""
+    """Whether objects and lists are nested deeper than `levels`."""
     level = [value]
     for _ in range(levels + 1):
         level = [
@@ -210,9 +211,9 @@ def _option(key: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise LineError(f"{key} must be true or false, got {_kind(value)}")
         return value
-    if kind not in _NAMES:  # a list, which is read where it becomes a request
+    if kind not in _NAMES:  # a list, which is checked when it becomes a request
         return value
-    if kind is int and isinstance(value, float) and value.is_integer():  # as tables and other languages write them
+    if kind is int and isinstance(value, float) and value.is_integer():  # as tables and other languages write integers
         return int(value)
     good = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not good:
@@ -232,7 +233,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, list):
         kinds = {type(item) for item in value}
         return "a list" + (f" with {names.get(next(iter(kinds)), 'a list')}" if len(kinds) == 1 else " of mixed things")
-    return names.get(type(value), f"a {type(value).__name__}")  # tables hold other things too
+    return names.get(type(value), f"a {type(value).__name__}")  # tables hold other types too
 
 
 def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any]) -> Iterator[Request | Record]:
@@ -241,7 +242,7 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
     Args:
       lines: from `read`.
       engine: a `specjax.serve.engine.Engine`, whose model decides which prompts fit.
-      defaults: options of lines that do not set them.
+      defaults: options for lines that do not set them.
     """
     for line in lines:
         if line.error is None:
@@ -258,7 +259,7 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
 
 
 def check_way(line: Line, way: Decode) -> None:
-    """Raises ValueError where a line asks for another way to decode than its job has."""
+    """Raises ValueError if a line asks for another way to decode than the job's."""
     asked = decode_of(line.decode, line.drafter)
     if asked is not None and asked != way:
         name = "drafter" if line.decode is None else "decode"
@@ -269,7 +270,7 @@ def check_way(line: Line, way: Decode) -> None:
 
 
 def dumps(content: Any) -> str:
-    """One line of strict JSON in ASCII; numbers that JSON has no name for (NaN, infinities) become null."""
+    """One line of strict JSON in ASCII; numbers that JSON cannot express (NaN, infinities) become null."""
     try:
         return json.dumps(content, allow_nan=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What makes two runs the same job, as one JSON object: model, decoding, sampling, seed, input and order."""
+"""The identity of a job as one JSON object: model, decoding, sampling, seed, input and order."""
 
 import hashlib
 import json
@@ -10,14 +10,15 @@ from specjax.assembly.line import values
 from specjax.models.gguf.finding import is_gguf, shards
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
-_GGUF_HEADER = 1 << 23  # bytes, among which a vocabulary of 262,144 tokens has room
+_GGUF_HEADER = 1 << 23  # bytes, enough for a vocabulary of 262,144 tokens
 _NOT_IN_WORDS = object()
 
 
 def fingerprint(folder: Path) -> str:
-    """A cheap hash of a model folder, or of a GGUF file with its shards: configuration and tokenizer whole; of every weights
-    file (safetensors, GGUF, or those of an Orbax checkpoint) the size, the beginning and a few stretches, so that two
-    trainings of one architecture differ."""
+    """A cheap hash of a model folder, or of a GGUF file with its shards.
+
+    It covers configuration and tokenizer in full. Of every weights file (safetensors, GGUF or Orbax), it covers the
+    size, the beginning and a few stretches, so that two trainings of one architecture differ."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir() if folder.is_dir() else shards(folder)):
         if file.suffix in (".json", ".jinja", ".txt", ".model"):
@@ -50,18 +51,18 @@ def _stretches(file: Path, start: int) -> bytes:
 
 
 def named_folders(lines: Sequence[Any]) -> dict[str, str]:
-    """A fingerprint of every folder, or GGUF file, that a line such as `eagle1:model=FOLDER` names."""
+    """A fingerprint of every folder or GGUF file that a line such as `eagle1:model=FOLDER` names."""
     named = [value for line in lines if isinstance(line, str) for value in values(line)]
     return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir() or is_gguf(Path(value))}
 
 
 def hash_json(content: Any) -> str:
-    """The sha256 of a value as JSON."""
+    """The SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Where two manifests differ, one phrase a field.
+    """The differences of two manifests, one phrase per field.
 
     >>> differences({"seed": 0, "input": {"sha256": "a"}}, {"seed": 1, "input": {"sha256": "a"}})
     ['seed (0 there, 1 here)']

@@ -1,20 +1,20 @@
-"""What `specjax generate` was asked for: one frozen value from the command line to the workers of a cluster."""
+"""The options of `specjax generate`: one frozen value that passes from the command line to the workers of a cluster."""
 
 import dataclasses
 
 from specjax.serve.options import DecodeOptions, ModelOptions, PromptOptions, RunOptions, option
 
 PIPE = "-"
-"""Names standard input as `--input`, and standard output as `--output`."""
+"""The name of standard input for `--input`, and of standard output for `--output`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """A job over a Ray cluster.
+    """Options of a job on a Ray cluster.
 
     Attributes:
       ray: the cluster's address, `auto`, `local`, or None: no cluster.
-      ray_workers: engines there; None: all that fit.
+      ray_workers: the number of engines; None: as many as fit.
     """
 
     ray: str | None = option(
@@ -27,14 +27,14 @@ class RayOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """A job that many processes do together.
+    """Options of a job that several processes do together.
 
     Attributes:
-      distributed: whether the cluster says who they are.
-      coordinator: where process 0 listens.
-      num_processes: how many; None: the cluster knows.
-      process_id: which of them this is; None: the cluster knows.
-      words: the command line that this is from.
+      distributed: whether the cluster names the processes.
+      coordinator: the address at which process 0 listens.
+      num_processes: the number of processes; None: the cluster knows.
+      process_id: the number of this process; None: the cluster knows.
+      words: the command line from which the options come.
     """
 
     distributed: bool = option(False, "share the job among the processes of a TPU pod, GKE or Slurm")
@@ -48,17 +48,17 @@ class HostOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where prompts come from and records go.
+    """The source of prompts and the destination of records.
 
     Attributes:
       prompts: given as words.
-      suffix: of a diffusion model: what follows the new text; `max_new_tokens` are filled in before it.
+      suffix: for a diffusion model: the text after the new text; `max_new_tokens` tokens are filled in before it.
       input: a file of prompts, or `-`.
       output: a file for records, or `-`.
-      unordered: whether records come as they finish.
-      progress: whether stderr says now and then how far it is.
+      unordered: whether records are written as they finish.
+      progress: whether to report progress on stderr now and then.
       strict: whether a bad line ends the job.
-      verbose: whether stderr says how what was loaded is read.
+      verbose: whether stderr describes how the loaded files are read.
       json: whether records are printed as JSON.
     """
 
@@ -90,7 +90,7 @@ class FileOptions:
 
     @property
     def file(self) -> str | None:
-        """The output where it is a file."""
+        """The output if it is a file."""
         return None if self.output == PIPE else self.output
 
     @property
@@ -100,10 +100,10 @@ class FileOptions:
 
     @property
     def ends_softly(self) -> bool:
-        """Whether a first Ctrl-C only ends the job after the running call: where records are kept or counted."""
+        """Whether a first Ctrl-C lets the running call finish: if records are kept or counted."""
         return self.input is not None or self.output is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions, ModelOptions):
-    """All of `specjax generate`."""
+    """All options of `specjax generate`."""

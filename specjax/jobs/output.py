@@ -1,7 +1,7 @@
-"""A job's output file: records are appended as they come, each once, and a killed job goes on where it was.
+"""A job's output file: each record is appended once, as it comes, and a killed job resumes where it was.
 
-Beside the file lies a manifest, `FILE.job.json`, of what the job is. The file itself says how far it got: every complete line
-is a finished record; a line without its newline was torn by a kill and is cut off.
+A manifest beside the file, `FILE.job.json`, describes the job. The file itself shows the progress: every complete line
+is a finished record. A line without its newline was torn by a kill and is cut off.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ _OWN: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((Request, Record), ("finish_reason", "prompt", "id", "line", "sample")),
     **dict.fromkeys((Pair, Score), ("logprob", "prompt", "continuation", "id", "line")),
 }
-"""By the kind of an item, a field that every record of it has, and those that a record has from its item."""
+"""By the kind of an item: a field that all of its records have, and the fields that a record copies from its item."""
 
 
 class OutputError(Exception):
-    """An output file that cannot be written any more, in one line."""
+    """The output file can no longer be written; the message is one line."""
 
 
 def manifest_path(path: str | os.PathLike[str]) -> Path:
-    """Where the manifest of an output lies."""
+    """The path of an output's manifest."""
     return Path(f"{os.path.realpath(path)}.job.json")
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError where an output exists that no job can go on with: it has content and no manifest."""
+    """Raises ValueError if the output exists and cannot be resumed, because it has content and no manifest."""
     if _regular(path) and os.path.getsize(path) and not manifest_path(path).exists():
         raise ValueError(
             f"the output file {str(path)!r} exists, and there is no {manifest_path(path).name!r} beside it to go on from: "
@@ -56,24 +56,24 @@ def _regular(path: str | os.PathLike[str]) -> bool:
 class Output:
     """An open output file.
 
-    Records reach the disk (fsync, where the file system has that) every 8 records or 2 seconds, whichever is first. A device or
-    a pipe is written to as it is: it has no manifest, and nothing to go on from.
+    Records reach the disk (by fsync, if the file system supports it) every 8 records or 2 seconds, whichever is first.
+    A device or a pipe is written directly; it has no manifest and cannot be resumed.
 
     Args:
       path: the file.
-      manifest: what the job is, JSON.
-      items: everything that the job writes a record for, in the order of the input: requests and failed records, or pairs and
-        failed scores.
+      manifest: the description of the job, JSON.
+      items: everything for which the job writes a record, in the order of the input: requests and failed records, or
+        pairs and failed scores.
       ordered: whether records are in that order.
 
     Attributes:
-      done: by index of an item that has its record already, whether that is an error record.
-      resumable: whether it is a file, and no device or pipe.
+      done: by the index of every item that has a record already, whether it is an error record.
+      resumable: whether it is a file, not a device or a pipe.
 
     Raises:
-      ValueError: where the file belongs to another job (the message says what differs), holds what this one did not write, or
-        is being written by another process.
-      OSError: where it cannot be opened.
+      ValueError: if the file belongs to another job (the message says what differs), has content that this job did not
+        write, or is being written by another process.
+      OSError: if it cannot be opened.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Output:
     ):
         self.path = str(path)
         self.done: dict[int, bool] = {}
-        # a pipe that this process could read from too would never break
+        # if this process could also read from the pipe, the pipe would never break
         mode = os.O_RDWR | os.O_CREAT if _regular(path) or not os.path.exists(path) else os.O_WRONLY
         self._file = os.open(path, mode | os.O_CLOEXEC, 0o666)
         self.resumable = stat.S_ISREG(os.fstat(self._file).st_mode)
@@ -138,7 +138,7 @@ class Output:
         """Writes one record.
 
         Raises:
-          OutputError: where that cannot be done; what is there then still ends with a whole record.
+          OutputError: if that fails; the file then still ends with a complete record.
         """
         rest = memoryview((dumps(record.to_json()) + "\n").encode())
         size = len(rest)
@@ -156,15 +156,15 @@ class Output:
             self.sync()
 
     def tick(self) -> None:
-        """To be called now and then: brings to the disk what has waited long enough."""
+        """Flushes records that have waited long enough; call it now and then."""
         if self._unsynced and time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Brings everything to the disk.
+        """Flushes everything to the disk.
 
         Raises:
-          OutputError: where that cannot be done.
+          OutputError: if that fails.
         """
         try:
             if self.resumable:
@@ -216,14 +216,14 @@ def _lock(file: int, path: str) -> None:
 
 
 def replace(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Writes a file as a whole or not at all, and has it on the disk.
+    """Writes a file atomically and flushes it to the disk.
 
     Args:
       path: the file.
-      parts: of its content.
+      parts: the parts of its content.
 
     Raises:
-      OSError: where that cannot be done.
+      OSError: if that fails.
     """
     path = Path(path)
     scratch = path.with_name(path.name + ".tmp")

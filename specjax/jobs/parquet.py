@@ -1,4 +1,5 @@
-"""Prompts and records as Parquet tables (extra `parquet`). A job writes JSON lines first, and the table at its end."""
+"""Prompts and records as Parquet tables (extra `parquet`). A job writes JSON lines first, and converts them at its
+end."""
 
 import json
 import os
@@ -18,15 +19,15 @@ def _pyarrow() -> Any:
 
 
 def check() -> None:
-    """Raises ValueError where pyarrow is not installed."""
+    """Raises ValueError if pyarrow is not installed."""
     _pyarrow()
 
 
 def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
-    """The rows of a table as lines of an input file: columns are their fields, and nulls are left out; see `jsonl.read`.
+    """The rows of a table as lines of an input file: columns are fields, and nulls are left out; see `jsonl.read`.
 
     Raises:
-      ValueError: when the file is missing or is no table.
+      ValueError: if the file is missing or is not a table.
     """
     pyarrow = _pyarrow()
     try:
@@ -46,12 +47,12 @@ def _line(number: int, row: dict[str, Any], form: jsonl.Form) -> jsonl.Line:
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:
-    """Writes the records of a file of JSON lines as one table, as a whole or not at all.
+    """Writes the records of a file of JSON lines as one table, atomically.
 
     A column whose values have no common type holds them as JSON.
 
     Raises:
-      OSError: where that cannot be done.
+      OSError: if that fails.
     """
     pyarrow = _pyarrow()
     with open(journal, encoding="utf-8") as lines:
@@ -69,7 +70,7 @@ def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None
         return pyarrow.array([None if value is None else json.dumps(value) for value in values])
 
     table = pyarrow.table({name: column(name) for name in names})
-    empty = [field.name for field in table.schema if "struct<>" in str(field.type)]  # which the format cannot hold
+    empty = [field.name for field in table.schema if "struct<>" in str(field.type)]  # the format cannot hold these
     for name in empty:
         at = table.schema.get_field_index(name)
         table = table.set_column(at, name, as_json([record.get(name) for record in records]))

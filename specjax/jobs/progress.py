@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, or a line now and then; and signals that wait for the step."""
+"""The progress of a job, as a bar on a terminal or as occasional lines; and signals that wait for the end of a step."""
 
 import contextlib
 import signal
@@ -18,14 +18,14 @@ Advance = Callable[[Turn, int], None]
 
 @contextlib.contextmanager
 def progress(total: int, done: int, timing: Timing, bar: bool, lines: bool) -> Iterator[Advance]:
-    """A function of a turn and of the records that were written after it.
+    """A function to be called with each turn and the records written after it.
 
     Args:
-      total: records of the job.
-      done: records that were there before.
+      total: the number of the job's records.
+      done: the number of records that existed before.
       timing: of the decoding engine.
-      bar: whether stderr shows a bar.
-      lines: whether it gets a line every ten seconds where there is no bar.
+      bar: whether to show a bar on stderr.
+      lines: whether to print a line every ten seconds if there is no bar.
     """
     speed = Speed(timing)
     if bar:
@@ -46,9 +46,10 @@ def progress(total: int, done: int, timing: Timing, bar: bool, lines: bool) -> I
 
 @contextlib.contextmanager
 def interruptible(active: bool) -> Iterator[Callable[[], int]]:
-    """The number of the signal that asked the job to end, 0 for none. The first Ctrl-C only says so, and a second one ends the
-    program as it always does; SIGTERM may come several times, from a scheduler and from the process that started this
-    one."""
+    """Yields a function that returns the number of the signal that asked the job to end, 0 for none.
+
+    The first Ctrl-C only sets this number, and a second one ends the program as usual. SIGTERM may come several times,
+    from a scheduler and from the process that started this one."""
     if not active or threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return

@@ -1,4 +1,4 @@
-"""A job's loop: what the engine finishes goes to the output file, to stdout, or both."""
+"""A job's loop: finished records go to the output file, to stdout, or both."""
 
 import collections
 import dataclasses
@@ -29,11 +29,11 @@ from specjax.terminal import ENDS, BadInput, complain, note, write
 
 @dataclasses.dataclass
 class Totals:
-    """What the records of this run add up to; `failed` counts those of earlier runs too."""
+    """The totals of this run's records; `failed` includes earlier runs."""
 
     tokens: int = 0
     steps: int = 0
-    decoded: float = 0.0  # tokens after a stop string too
+    decoded: float = 0.0  # including tokens after a stop string
     failed: int = 0
 
     def add(self, record: Record) -> None:
@@ -45,16 +45,16 @@ class Totals:
 
 
 def complete(options: JobOptions, completer: Completer, items: list[Item], output: Output | None) -> int:
-    """Completes what has no record yet; returns the exit status.
+    """Completes the items without a record; returns the exit status.
 
     Args:
       options: of the job.
-      completer: who completes its requests.
+      completer: completes its requests.
       items: requests, and failed records of lines that could not become one, in the order of the input.
       output: an open output, or None.
 
     Raises:
-      BadInput: where the output cannot be written any more.
+      BadInput: if the output can no longer be written.
     """
     done = {} if output is None else output.done
     from_first(_mask(done, items))
@@ -99,13 +99,14 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
 
 
 def follow(options: JobOptions, completer: Completer, items: list[Item]) -> int:
-    """`complete` in the other processes of a job of several: the same calls on the devices, and nothing that is written. What
-    became of the job, the first process knows.
+    """`complete` for the other processes of a job: the same calls on the devices, without output.
+
+    Only the first process knows the result of the job.
 
     Args:
       options: see `complete`.
-      completer: likewise.
-      items: likewise.
+      completer: see `complete`.
+      items: see `complete`.
     """
     done = dict.fromkeys(np.flatnonzero(from_first(_mask({}, items))).tolist(), False)
     watched = _alone(options, completer, items)
@@ -133,14 +134,14 @@ def _stand(output: Output | None, count: int, total: int) -> str:
 
 
 def _turns(completer: Completer, items: list[Item], done: dict[int, bool], on_text: OnText | None) -> Iterator[Turn]:
-    """The turns of what is left; the first brings nothing, so that failed lines need not wait."""
+    """The turns of the remaining items; the first turn is empty, so that failed lines need not wait."""
     yield Turn([], 0, 0, 0)
     left = [i for i, item in enumerate(items) if isinstance(item, Request) and i not in done]
     yield from completer.turns(left, on_text)
 
 
 def _due(ready: dict[int, Record], left: collections.deque[int] | None) -> Iterator[int]:
-    """The records that may be shown now: all, or those that all before are shown of."""
+    """The records that may be shown now: all, or those whose predecessors have been shown."""
     if left is None:
         yield from sorted(ready)
         return
@@ -149,7 +150,7 @@ def _due(ready: dict[int, Record], left: collections.deque[int] | None) -> Itera
 
 
 class _Show:
-    """Where a record goes: the output file, stdout as JSON or as text, and stderr if it failed."""
+    """Shows a record: in the output file, on stdout as JSON or as text, and on stderr if it failed."""
 
     def __init__(self, options: JobOptions, completer: Completer, items: list[Item], output: Output | None):
         self.options, self.completer, self.items, self.output = options, completer, items, output
@@ -217,7 +218,7 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
 
 
 def _step(way: Decode | None) -> str:
-    """What a search computes for a token; empty of a way that goes step by step on the host."""
+    """The computation of a search per token, in words; empty for a stepwise method."""
     if isinstance(way, Superposed):
         return f" of the best texts, a step that reads all {way.superposed_drafts} drafts as one for each"
     if isinstance(way, Beam | StochasticBeam):
@@ -227,7 +228,7 @@ def _step(way: Decode | None) -> str:
 
 
 def _lossy(what: str, part: Any, make: Callable[[str], Any]) -> str:
-    """What is said of a verifier or a cache with which the text may not be plain decoding's."""
+    """A note on a verifier or cache with which the text may differ from plain decoding."""
     made = make(part) if isinstance(part, str) else part
     made = made[0] if isinstance(made, tuple) else made
     kind = made.kind if isinstance(made, Stored) else type(made)

@@ -1,4 +1,4 @@
-"""`specjax score`: log-probabilities of continuations in a file of JSON lines."""
+"""`specjax score`: log-probabilities of continuations from a file of JSON lines."""
 
 import contextlib
 import dataclasses
@@ -21,12 +21,12 @@ from specjax.terminal import BadInput, bad_input, complain, flag, note, write
 
 FIELDS = ("prompt", "messages", "continuation", "id")
 Item = Pair | Score
-"""A line's pair, or the score that says what is wrong with it."""
+"""A line's pair, or a score with its error."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """What `specjax score` was asked for; see the help of each."""
+    """The options of `specjax score`; see the help of each."""
 
     model: str | None = same(ModelOptions, "model")
     dtype: str | None = same(ModelOptions, "dtype")
@@ -50,7 +50,7 @@ class ScoreOptions:
 
     @property
     def file(self) -> str | None:
-        """The output where it is a file."""
+        """The output if it is a file."""
         return None if self.output == PIPE else self.output
 
 
@@ -59,7 +59,7 @@ class ScoreLine(jsonl.Line):
     """A line with a continuation.
 
     Attributes:
-      continuation: text or token ids; None where there is none that can be shown.
+      continuation: text or token ids; None if there is none to show.
     """
 
     continuation: Any = None
@@ -89,7 +89,7 @@ def command(options: ScoreOptions) -> int:
 
 
 def _write(options: ScoreOptions, scorer: Scorer, items: list[Item], output: Output | None) -> int:
-    """Writes the records that are not there yet; returns the exit status."""
+    """Writes the missing records; returns the exit status."""
     done = {} if output is None else output.done
     if output is not None and done:
         note(f"{len(done)} of {len(items)} records are in {output.path} already")
@@ -145,7 +145,7 @@ def item_of(scorer: Scorer, line: jsonl.Line) -> Item:
 
 
 def _scores(scorer: Scorer, items: list[Item], done: int, options: ScoreOptions) -> Iterator[Score]:
-    """Scores of the items after the first `done`, in order; at the end a note of how long it took."""
+    """Yields scores of the items after the first `done`, in order; notes the duration at the end."""
     began, tokens, count = time.monotonic(), 0, 0
     pairs = [item for item in items if isinstance(item, Pair)]
     start = sum(isinstance(item, Pair) for item in items[:done])

@@ -1,4 +1,4 @@
-"""What a job is to do: its engine, its items, and the manifest that says whether another run is the same job."""
+"""A job's engine, its items, and the manifest that decides whether another run is the same job."""
 
 import dataclasses
 import json
@@ -37,18 +37,18 @@ class FromLines(Protocol):
 
 
 def make_engine(options: JobOptions, texts: int) -> Engine:
-    """The engine of a job of so many prompts.
+    """The engine for a job with this number of prompts.
 
     Raises:
-      ValueError: where its options cannot be used.
+      ValueError: if its options cannot be used.
     """
     chooser = Chooser.of(options.select, options.num_return_sequences)
-    way, _ = options.way, options.of_prompts  # what is wrong with them is said before a model is loaded
+    way, _ = options.way, options.of_prompts  # errors in them are reported before a model is loaded
     rows = min(options.batch_size, texts * options.num_return_sequences)
     keeps = options.logprobs or chooser is not None and chooser.selection.reads_certainty
     mesh = make_mesh(options.mesh)
     if mesh is not None and jax.process_count() > 1:
-        distributed.meet(mesh)  # before one of them reads for longer than the others wait
+        distributed.meet(mesh)  # before one process reads for longer than the others wait
     how: dict[str, Any] = options.of_model | {"mesh": mesh}
     model = models.load(**how)
     engine = Engine(model, way, mesh=mesh, logprobs=keeps, rows=rows)
@@ -60,10 +60,10 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
 
 
 def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[Item]:
-    """What is to be completed: a request for every line or prompt that can become one, and a failed record for the others.
+    """The items to complete: a request for every usable line or prompt, and a failed record for the others.
 
     Raises:
-      ValueError: where no line can, or with `strict` where one cannot.
+      ValueError: if no line is usable; with `strict`, if one is not.
     """
     defaults = options.of_prompts.given
     if not options.input:
@@ -81,7 +81,7 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
 
 
 def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], count: int) -> None:
-    """Raises ValueError where none of `count` lines can be used, or with `strict` where one cannot."""
+    """Raises ValueError if none of `count` lines is usable, or with `strict`, if one is not."""
     if bad and options.strict:
         raise ValueError(f"{options.input}, line {bad[0][0]}: {bad[0][1]}")
     if len(bad) == count:
@@ -90,9 +90,9 @@ def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], co
 
 
 def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
-    """What must be equal for a job to go on. Batch size and mesh change no text."""
+    """The settings that must be equal for a job to resume. Batch size and mesh are left out: they change no text."""
     given_options = options.of_prompts.given
-    # with a shared prefix programs have other shapes, and near-ties may fall otherwise
+    # with a shared prefix, programs have other shapes, and near-ties may be decided differently
     flags = {name: True for name in ("shared_prefix", "chat") if getattr(options, name)}
     flags |= {} if options.select is None else {"select": options.select}
     flags |= {} if options.longest is None else {"longest": options.longest}
@@ -117,7 +117,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
 
 
 def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
-    """The same of `specjax score`."""
+    """The same for `specjax score`."""
     return {"version": 2, "command": "score", "model": _model(engine), "input": _input(given)}
 
 
@@ -136,7 +136,7 @@ def _input(given: list[Any]) -> dict[str, Any]:
 
 
 def plain(given: list[Any]) -> list[Any]:
-    """Lines or prompts as JSON; a line that names no way to decode has no fields for it."""
+    """Lines or prompts as JSON; fields of the way to decode are left out if a line does not set them."""
     return [_of_line(line) if isinstance(line, jsonl.Line) else line for line in given]
 
 

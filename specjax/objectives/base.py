@@ -1,4 +1,4 @@
-"""What is trained: batches of text, and the objective that a drafter's parameters are fitted to.
+"""The contract of training: batches of text, and the objective that a drafter's parameters are fitted to.
 
 In the shape descriptions `B` denotes rows, `T` tokens per row, `V` the vocabulary.
 """

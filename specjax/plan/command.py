@@ -1,4 +1,4 @@
-"""`specjax plan`: what a decoding step costs on a TPU slice or an H100 machine, from a configuration alone."""
+"""`specjax plan`: the cost of a decoding step on a TPU slice or an H100 machine, from a configuration only."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from specjax.viz.files import check_plot
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What `specjax plan` was asked for; see the help of each."""
+    """The options of `specjax plan`; see the help of each."""
 
     model: str = option(dataclasses.MISSING, "hub name of a built-in configuration, shipped name, or folder")
     config: str = option("builtin", "a config.json to take instead of the model's own")
@@ -50,7 +50,7 @@ class PlanOptions:
 
 def command(options: PlanOptions) -> int:
     """Runs `specjax plan`."""
-    from specjax.plan import report  # flax and orbax take a while
+    from specjax.plan import report  # slow to import: flax and Orbax
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
@@ -78,14 +78,14 @@ def command(options: PlanOptions) -> int:
 
 
 def read_batches(name: str, line: str) -> list[int]:
-    """Numbers of rows from a line of them.
+    """Numbers of rows from a line.
 
     Args:
-      name: of the option.
+      name: the option's name.
       line: such as `1,8,32`.
 
     Raises:
-      ValueError: where it is none.
+      ValueError: on any other line.
     """
     if not all(part.strip().isdigit() and int(part) > 0 for part in line.split(",")):
         raise ValueError(f"{name} {line!r} is not a number of rows, or several such as 1,8,32")

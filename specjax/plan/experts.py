@@ -1,6 +1,6 @@
-"""Which of a target's experts a step reads.
+"""The experts of a target that a step reads.
 
-Shapes: `X` experts in a layer, `k` that a token chooses, `M` tokens of a pass.
+Shapes: `X` experts in a layer, `k` experts per token, `M` tokens of a pass.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ from specjax.plan.hlo import Buffer, Kernel, Op, Rounds
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The experts of a chip, and what a pass of so many nodes reads of them.
+    """The experts of a chip, and the part of them that a pass reads.
 
     Attributes:
       count: X.
       each: k.
-      layers: how many layers have them.
-      bytes: of all of them, of one chip.
-      rows: of one chip.
-      nodes: that the target reads in a step and row.
+      layers: the number of layers with experts.
+      bytes: the bytes of all experts on one chip.
+      rows: the rows of one chip.
+      nodes: the nodes that the target reads per step and row.
     """
 
     count: int
@@ -37,20 +37,20 @@ class Chosen:
     nodes: int
 
     def touched(self, nodes: int) -> float:
-        """How many of a layer's experts a pass over `nodes` of each row reads; see `touched`."""
+        """The number of a layer's experts that a pass over `nodes` of each row reads; see `touched`."""
         return touched(self.count, self.each, self.rows * nodes)
 
     def read(self, nodes: int) -> int:
-        """Their bytes, of one chip and all layers."""
+        """The bytes of these experts, on one chip and in all layers."""
         return round(self.bytes * self.touched(nodes) / self.count)
 
 
 def touched(count: int, each: int, tokens: int) -> float:
-    """How many of X experts M tokens touch in the mean, if they choose evenly and without regard to each other.
+    """The mean number of X experts that M tokens touch if they choose uniformly and independently.
 
-    One token leaves an expert out with probability `1 - k / X`, and all of them with that to the power of M. It is a high
-    estimate: among tokens that choose without regard to each other those that choose evenly touch most, and the tokens of a
-    text agree more often than by chance.
+    One token misses an expert with probability `1 - k / X`, and M tokens with the M-th power of that. This is a high
+    estimate: among independent choices, uniform ones touch the most experts, and the tokens of a text agree more often
+    than by chance.
 
     >>> round(touched(128, 8, 1), 1), round(touched(128, 8, 16), 1)
     (8.0, 82.4)
@@ -59,13 +59,13 @@ def touched(count: int, each: int, tokens: int) -> float:
 
 
 def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> Chosen | None:
-    """The experts of a target, or None where it has none.
+    """The experts of a target, or None if it has none.
 
     Args:
-      config: of the target, as its model has it.
+      config: the target's config, as in its model.
       params: the target's, `ShapeDtypeStruct`s with shardings.
-      rows: of one chip.
-      nodes: that the target reads in a step and row.
+      rows: the rows of one chip.
+      nodes: the nodes that the target reads per step and row.
     """
     if config is None:
         return None
@@ -78,10 +78,11 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
 
 
 def grouped(own: Chosen, kernel: Kernel) -> Kernel:
-    """Says of grouped products that they read the matrices of touched experts, and asks `kernel` of other calls.
+    """A traffic function in which grouped products read only the matrices of touched experts; `kernel` handles other
+    calls.
 
-    That of the TPU's compiler, and `specjax.kernels.grouped_dot` on a GPU, go from tile to tile of tokens sorted by expert,
-    and visit no expert that has none.
+    The grouped product of the TPU's compiler, and `specjax.kernels.grouped_dot` on a GPU, go through tiles of tokens
+    sorted by expert. They visit no expert without tokens.
     """
     share = own.touched(own.nodes) / own.count
 
@@ -92,8 +93,8 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
         given = [buffer for value in operands for buffer in value]
         most = max(given, key=lambda buffer: math.prod(buffer.dims))
         rest = sum(buffer.hbm for buffer in given if buffer is not most)
-        whole = len(most.dims) < 3  # the call that looks where groups begin has no matrices
-        # of all tokens, those of the experts that lie here; the compiler counts its own products itself
+        whole = len(most.dims) < 3  # the call that finds where groups begin has no matrices
+        # of all tokens, those of this chip's experts; the compiler counts its own products itself
         flops = 2 * given[0].dims[0] * math.prod(most.dims) // own.count if ours else 0
         return rest + (most.hbm if whole else round(share * most.hbm)), sum(buffer.hbm for buffer in op.value), flops
 
@@ -101,7 +102,7 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
 
 
 def rounds(own: Chosen) -> Rounds:
-    """Says that the loop of `specjax.kernels.grouped_dot.loop` runs once for each touched expert of the chip."""
+    """A function by which the loop of `specjax.kernels.grouped_dot.loop` runs once per touched expert of the chip."""
     share = own.touched(own.nodes) / own.count
 
     def count(op: Op) -> int | None:

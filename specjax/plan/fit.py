@@ -1,4 +1,4 @@
-"""The limits of a slice and a mesh, and the nearest ones that fit."""
+"""The limits of a slice and a mesh, and the nearest settings that fit."""
 
 import contextlib
 import math
@@ -14,15 +14,15 @@ from specjax.sharding.rules import placed, shardings
 
 
 def chips_of(topology: str) -> int:
-    """How many chips it has."""
+    """The number of chips of a topology."""
     return math.prod(int(size) for size in topology.partition(":")[2].split("x"))
 
 
 def check_mesh(spec: str | None, topology: str, heads: int, batch: int) -> str:
-    """The mesh line; without one, all chips on the model axis.
+    """The mesh line; by default, all chips are on the model axis.
 
     Raises:
-      ValueError: where the mesh is not the slice's, or heads or rows do not divide over it; says what would.
+      ValueError: if the mesh does not match the slice, or if it does not divide heads or rows; says what would work.
     """
     chips = chips_of(topology)
     if spec is None:
@@ -50,7 +50,7 @@ def context_for(model: Any, context: int | None) -> int:
     """The context, or the default one.
 
     Raises:
-      ValueError: where a model was not made for so long a text.
+      ValueError: if the model was not made for such a long text.
     """
     longest = model.lm.config.max_position_embeddings
     if context is None:
@@ -63,22 +63,22 @@ def context_for(model: Any, context: int | None) -> int:
 
 
 def too_deep(chip: Chip, said: str) -> str:
-    """Why it does not fit where the compiler found no room for its temporaries, which nobody can then size."""
+    """The reason why a plan does not fit, if the compiler found no room for temporaries of unknown size."""
     return (
         f"the compiler runs out of a {chip.name}'s memory ({said}): try fewer rows, a shorter context or a larger slice"
     )
 
 
 def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.Sizes, spare: float) -> str:
-    """Why it does not fit, and what does: a larger slice, fewer rows, a shorter context.
+    """The reason why a plan does not fit, and what does: a larger slice, fewer rows or a shorter context.
 
     Args:
       setup: the decoder, its parameters and state.
       model: its target.
-      chip: of the topology.
+      chip: the topology's chip.
       topology: such as `v5e:2x2`.
-      held: what lies on a chip.
-      spare: bytes of temporaries, which are taken to stay as they are.
+      held: the arrays on a chip.
+      spare: bytes of temporaries, assumed to be constant.
     """
     rows, context = setup.state.tokens.shape
     need, have = (held.arguments + spare) / 1e9, chip.hbm_bytes / 1e9
@@ -88,7 +88,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
     for name in (f"{chip.name}:{shape}" for shape in chip.slices):
         if chips_of(name) <= chips_of(topology):
             continue
-        with contextlib.suppress(ValueError):  # a slice over which the heads or the rows do not divide
+        with contextlib.suppress(ValueError):  # a slice that does not divide the heads or the rows
             mesh = check_mesh(None, name, model.lm.axis_counts()["heads"], rows)
             if _arguments(setup, model, mesh) + spare <= chip.hbm_bytes:
                 ways.append(f"--topology {name} --mesh {mesh}")
@@ -103,7 +103,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
 
 
 def _arguments(setup: step.Setup, model: Any, spec: str) -> int:
-    """Bytes a chip before a step on another mesh, whose devices nobody asks for."""
+    """Bytes per chip before a step on another mesh, without its devices."""
     sizes = axis_sizes(spec)
     mesh: Any = AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     target = setup.params["target"]

@@ -17,10 +17,10 @@ def chip_bytes(tree: Any) -> int:
 
 
 def looked_up(params: Any) -> list[Any]:
-    """The tables of embeddings of which a step reads the rows of its nodes alone: those that no head is tied to.
+    """The tables of embeddings of which a step reads only the rows of its nodes: those without a tied head.
 
     Args:
-      params: nested dicts; where one has an `embed` and no `head`, the table is read as its head too.
+      params: nested dicts; a dict with an `embed` and no `head` uses the table as its head too.
     """
     if not isinstance(params, dict):
         return []

@@ -1,17 +1,19 @@
-"""The traffic of a compiled program: memory and collectives, read off its optimized HLO text.
+"""The traffic of a compiled program, memory and collectives, from its optimized HLO text.
 
-Every buffer in a chip's main memory counts once for each operation that reads or writes it; buffers that the compiler keeps
-on the chip (a memory space `S(n)` in the layout) cost nothing. `cost_analysis` counts those as well, and a whole operand where
-a slice of it is read.
+Every buffer in a chip's main memory counts once for each operation that reads or writes it. Buffers that the compiler
+keeps on the chip (a memory space `S(n)` in the layout) cost nothing. In contrast, `cost_analysis` counts those too, and
+counts a whole operand if only a slice of it is read.
 
-- A fusion is one operation: what happens inside it stays on the chip. An operand of which it only takes slices, or gathers,
-  counts as much as it takes.
-- A dynamic-update-slice, alone or as the result of a fusion, writes its slice; XLA makes it in place, or puts a copy before
-  it, which then counts.
-- A loop counts its body as often as the compiler knows it to run, or as its condition allows that compares a counter with a
-  constant; else once (`Traffic.unbounded`). A conditional counts its costliest branch, by what it reads, writes and exchanges.
-- Bytes in main memory are those that a layout takes, its padding to whole tiles included; those of collectives are the shape's.
-- On a TPU operations carry the compiler's own estimate of their cycles, and stand in the order in which they run.
+- A fusion is one operation: everything inside it stays on the chip. An operand that it only slices or gathers from
+  counts as much as is taken.
+- A dynamic-update-slice, alone or as the result of a fusion, writes its slice. XLA makes it in place, or inserts a copy
+  before it, which then counts.
+- A loop counts its body as often as the compiler knows it to run, or as a condition allows that compares a counter with
+  a constant. Otherwise the body counts once (`Traffic.unbounded`). A conditional counts its costliest branch, by bytes
+  read, written and exchanged.
+- Bytes in main memory are those of the layout, including its padding to whole tiles; bytes of collectives are those of
+  the shape.
+- On a TPU, operations carry the compiler's own estimate of their cycles, and are listed in the order in which they run.
 """
 
 import dataclasses
@@ -50,7 +52,7 @@ class Buffer:
       dtype: its type.
       dims: its shape.
       space: memory space; 0: main memory.
-      padding: how many times its elements the layout takes, in whole tiles.
+      padding: the size of the layout, in whole tiles, over the size of the elements.
     """
 
     dtype: str
@@ -67,11 +69,11 @@ class Buffer:
 
     @property
     def hbm(self) -> int:
-        """Bytes with padding, where it lies in main memory; else 0."""
+        """Bytes with padding if it is in main memory, otherwise 0."""
         return self.padded(self.size) if self.space == 0 else 0
 
     def padded(self, part: int) -> int:
-        """What a part of so many bytes takes."""
+        """The padded size of a part with this number of bytes."""
         return round(part * self.padding)
 
 
@@ -87,7 +89,7 @@ class Op:
 
     @functools.cached_property
     def source(self) -> str:
-        """What it was traced from."""
+        """The source from which it was traced."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found[1].replace("\\'", "'") if found else ""
 
@@ -99,12 +101,12 @@ class Op:
 
     @property
     def number(self) -> int:
-        """The number of a parameter, or the value of a constant of one number."""
+        """The number of a parameter, or the value of a scalar constant."""
         return int(self.rest.split(")")[0])
 
     @functools.cached_property
     def cycles(self) -> int | None:
-        """The compiler's estimate of one run; None where it gives none."""
+        """The compiler's estimate of one run's cycles; None if it gives none."""
         found = _CYCLES.search(self.rest)
         return int(found[1]) if found else None
 
@@ -117,7 +119,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Its operations by name, in order, and the one whose value it has."""
+    """The operations of a computation by name, in order, and the one that gives its value."""
 
     ops: dict[str, Op]
     root: str
@@ -145,17 +147,17 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The memory traffic of one operation, each time that it runs.
+    """The memory traffic of one operation, per run.
 
     Attributes:
       op: the operation.
       read: bytes from main memory.
-      written: bytes to it.
+      written: bytes to main memory.
       times: how often it runs.
-      moved: of a collective, the bytes that it exchanges, wherever they lie.
-      flops: of its matrix products.
-      kernel_flops: of a Pallas call, what the compiler's own count leaves out.
-      given: of a fusion, a product or a collective, the bytes that it reads of every operand, by name.
+      moved: for a collective, the bytes that it exchanges, in any memory.
+      flops: the operations of its matrix products.
+      kernel_flops: for a Pallas call, the operations that the compiler's own count leaves out.
+      given: for a fusion, a product or a collective, the bytes that it reads of every operand, by name.
     """
 
     op: Op
@@ -169,21 +171,22 @@ class Access:
 
     @property
     def total(self) -> int:
-        """Bytes in all, over all its runs."""
+        """The bytes of all its runs."""
         return (self.read + self.written) * self.times
 
 
 Kernel = Callable[[Op, Sequence[tuple[Buffer, ...]]], "tuple[int, int, int] | None"]
-"""Says what a Pallas call reads, writes and computes, from the call and its operands' buffers; None where it does not know."""
+"""A function from a Pallas call and its operands' buffers to its reads, writes and operations; None for an unknown
+call."""
 Cached = Callable[[Program, Sequence[Access]], list[Access]]
-"""Takes a program's accesses in their order, and gives them without the reads that a cache spares."""
+"""A function that removes the reads that a cache saves from a program's accesses, given in order."""
 
 
 def parse(text: str) -> Program:
     """Reads the text of `compiled.as_text()`.
 
     Raises:
-      ValueError: where there is no entry computation.
+      ValueError: if there is no entry computation.
     """
     computations, entry = {}, None
     name, ops, root = None, {}, ""
@@ -202,7 +205,7 @@ def parse(text: str) -> Program:
             if line.lstrip().startswith("ROOT "):
                 root = op.name
     if entry is None:
-        raise ValueError("this is no HLO module: it has no ENTRY computation")
+        raise ValueError("this is not an HLO module: it has no ENTRY computation")
     return Program(computations, entry)
 
 
@@ -239,7 +242,7 @@ def _buffers(shape: str) -> tuple[Buffer, ...]:
 
 
 def _padding(sizes: Sequence[int], layout: str) -> float:
-    """How much larger an array is whose dimensions are filled up to its tiles: the first two, from the inside."""
+    """How much larger an array is with its two innermost dimensions filled up to whole tiles."""
     tiled = _TILE.match(layout)
     if tiled is None or not math.prod(sizes):
         return 1.0
@@ -249,11 +252,11 @@ def _padding(sizes: Sequence[int], layout: str) -> float:
 
 
 Rounds = Callable[[Op], int | None]
-"""How often a loop runs whose text does not show it; None where nobody knows."""
+"""A function that returns how often a loop runs if its text does not show it; None if unknown."""
 
 
 def accesses(program: Program, kernel: Kernel | None = None, rounds: Rounds = lambda op: None) -> list[Access]:
-    """Everything that moves when the program runs once, on one chip."""
+    """The accesses of one run of the program on one chip."""
     return list(_run(program, program.entry, 1, kernel, rounds))
 
 
@@ -275,7 +278,7 @@ def _run(program: Program, name: str, times: int, kernel: Kernel | None, rounds:
             found = _access(program, here, op, times, kernel)
             if found is not None:
                 yield dataclasses.replace(found, flops=_flops(program, here, op))
-            if op.opcode == "fusion":  # a collective that runs beside other work is wrapped in one
+            if op.opcode == "fusion":  # a collective that runs beside other work is wrapped in a fusion
                 yield from (a for called in op.called for a in _wrapped(program, called, times))
 
 
@@ -285,8 +288,10 @@ def _named(op: Op, part: str) -> str:
 
 
 def _trips(program: Program, here: Computation, op: Op) -> int | None:
-    """How often a loop runs: as the compiler says, or until its counter reaches the constant that its condition compares it to;
-    from 0 and by 1, where the text does not show from where and by what. None where there is no such constant."""
+    """How often a loop runs; None if the text has no constant bound.
+
+    The compiler may say so. Otherwise the loop runs until its counter reaches the constant in its condition. The
+    counter starts at 0 and grows by 1 unless the text shows other values."""
     if known := _TRIPS.search(op.rest):
         return int(known[1])
     condition, body = (program.computations[_named(op, part)] for part in ("condition", "body"))
@@ -306,7 +311,7 @@ def _trips(program: Program, here: Computation, op: Op) -> int | None:
 
 
 def _alone(program: Program, here: Computation, op: Op) -> tuple[Op, list[Op]]:
-    """An operation and what it is given, out of the fusion that may hold it."""
+    """An operation and its operands, unwrapped from the fusion that may hold it."""
     if op.opcode != "fusion":
         return op, [_through(here, name) for name in op.operands if name in here.ops]
     inside = program.computations[op.called[0]]
@@ -316,7 +321,7 @@ def _alone(program: Program, here: Computation, op: Op) -> tuple[Op, list[Op]]:
 
 
 def _through(here: Computation, name: str) -> Op:
-    """The operation whose value it is, after copies."""
+    """The operation that makes a value, followed through copies."""
     op = here.ops[name]
     while op.opcode in ("copy", "bitcast", "convert") and op.operands:
         op = here.ops[op.operands[0]]
@@ -334,7 +339,7 @@ def _unbounded(program: Program, rounds: Rounds) -> tuple[str, ...]:
 
 
 def _flops(program: Program, here: Computation, op: Op) -> int:
-    """Operations of matrix products, two for every product of two numbers; those inside a fusion as well."""
+    """The operations of matrix products, two for every product of two numbers, including those inside a fusion."""
     if op.opcode == "fusion":
         return sum(_flops(program, inside, each) for inside in map(program.computations.get, op.called) if inside
                    for each in inside.ops.values())  # fmt: skip
@@ -369,7 +374,7 @@ def _moved(here: Computation, op: Op) -> int:
 
 
 def _result(here: Computation, op: Op, size: Callable[[Buffer], int]) -> int:
-    """The size of what it makes; a `-start` may also hand on its operands."""
+    """The size of an operation's result; a `-start` may also pass on its operands."""
     own = list(op.value)
     if op.opcode.endswith("-start"):
         given = [b for name in op.operands for b in here.value(name)]
@@ -445,12 +450,12 @@ def _origin(inside: Computation, name: str) -> Op:
 
 
 def _taken(inside: Computation, name: str, whole: Buffer) -> int:
-    """Bytes that a fusion reads of an operand."""
+    """The bytes that a fusion reads of an operand."""
     total = 0
     for user in inside.users[name]:
         first = user.operands[0] == name and name not in user.operands[1:]
         size = sum(b.size for b in user.value)
-        same = user.opcode == "fusion" and _IN_PLACE in user.rest and first  # a type of 4 bits in other tiles
+        same = user.opcode == "fusion" and _IN_PLACE in user.rest and first  # a 4-bit type in other tiles
         if user.opcode in ("bitcast", "reshape") or same:
             total += _taken(inside, user.name, whole)
         elif user.opcode in ("dynamic-slice", "slice", "gather") and first:
@@ -467,7 +472,7 @@ def _taken(inside: Computation, name: str, whole: Buffer) -> int:
 
 
 def _placed(inside: Computation, name: str, buffer: Buffer) -> int:
-    """Bytes that a fusion writes of a result."""
+    """The bytes that a fusion writes of a result."""
     op = _origin(inside, name)
     if op.opcode == "parameter":
         return 0
@@ -478,15 +483,15 @@ def _placed(inside: Computation, name: str, buffer: Buffer) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The sums.
+    """The traffic of a whole program.
 
     Attributes:
-      bytes: read and written in main memory.
-      collectives: of every kind, how many run and how many bytes they exchange.
-      flops: of matrix products, where they are written as such (on a TPU they are not).
-      kernel_flops: of Pallas calls that declare none.
-      accesses: one by one, in the order in which they run; a `-done` moves nothing and waits for what its `-start` moves.
-      unbounded: loops that count once, for want of a number of trips.
+      bytes: bytes read and written in main memory.
+      collectives: by kind, how many run and how many bytes they exchange.
+      flops: operations of matrix products, if they are written as such (on a TPU they are not).
+      kernel_flops: operations of Pallas calls that declare none.
+      accesses: the single accesses, in the order in which they run; a `-done` moves nothing and waits for its `-start`.
+      unbounded: loops that count once, because their number of trips is unknown.
     """
 
     bytes: int
@@ -497,7 +502,7 @@ class Traffic:
     unbounded: tuple[str, ...] = ()
 
     def written(self, dims: Sequence[int]) -> list[Access]:
-        """Accesses that write a whole array of this shape to main memory: copies."""
+        """The accesses that write a whole array of this shape to main memory: copies."""
         return [
             access for access in self.accesses
             if any(b.dims == tuple(dims) and 0 < b.hbm <= access.written for b in access.op.value)
@@ -511,9 +516,9 @@ def traffic(
 
     Args:
       text: of one chip's program.
-      kernel: knows the Pallas calls; without it they count their operands and results whole.
-      cached: leaves what the chip's second-level cache does not spare, where it has one; see `cached.through`.
-      rounds: knows loops whose text does not show how often they run.
+      kernel: gives the traffic of Pallas calls; without it, their operands and results count in full.
+      cached: removes the reads that the chip's second-level cache saves, if it has one; see `cached.through`.
+      rounds: gives the number of runs of loops whose text does not show it.
     """
     program = parse(text)
     found = accesses(program, kernel, rounds)

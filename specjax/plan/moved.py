@@ -1,8 +1,8 @@
-"""The weights that a compiled program sends from chip to chip: the origin of each collective's operands.
+"""The weights that a compiled program sends from chip to chip, by the origin of each collective's operands.
 
-A value carries a weight if it is made of weights alone (a slice, a transpose, a conversion, a product of two of them), or if
-it is put together of pieces of which one does (concatenated, padded, selected). What is computed from a weight and from
-anything else, a product with activations or the rows that tokens look up in a table, is an activation.
+A value carries a weight if it is made only of weights (a slice, a transpose, a conversion, a product of two of them).
+So does a value assembled from pieces of which one does (concatenated, padded, selected). A value computed from a weight
+and anything else is an activation: a product with activations, or the rows that tokens look up in a table.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ _SAME = {
     "tuple", "copy", "copy-start", "copy-done", "convert", "bitcast", "bitcast-convert", "reshape", "transpose", "broadcast",
     "slice", "reverse", "opt-barrier", "optimization-barrier", "all-reduce", "all-gather", "all-to-all", "collective-permute",
 }  # fmt: skip
-"""Operations that hand on each operand."""
+"""Operations that pass on each operand."""
 _PIECES = {
     "select": slice(1, None), "concatenate": slice(None), "pad": slice(None), "dynamic-update-slice": slice(2),
     "scatter": slice(None, None, 2),
 }  # fmt: skip
-"""Operations that put arrays together, and which of their operands those are."""
+"""Operations that assemble arrays, and which of their operands are assembled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Origin:
     """The origin of an array.
 
     Attributes:
-      weights: whose numbers it carries.
-      other: whether it depends on anything but weights.
+      weights: the weights whose numbers it carries.
+      other: whether it depends on anything except weights.
     """
 
     weights: frozenset[str] = frozenset()
@@ -58,19 +58,19 @@ class Moved:
         return f"{self.op.opcode} {self.op.name} of {self.op.value[0].dims} moves {', '.join(self.weights)}"
 
 
-Value = tuple[Origin, ...]  # one a buffer, tuples flattened
-Found = dict[str, frozenset[str]]  # weights by the collective's name
+Value = tuple[Origin, ...]  # one per buffer, tuples flattened
+Found = dict[str, frozenset[str]]  # weights, by the collective's name
 
 
 def moved_weights(text: str, weight: Callable[[str], bool] = lambda name: name.startswith("params")) -> list[Moved]:
     """The collectives of a program that move weights.
 
     Args:
-      text: of `compiled.as_text()`.
-      weight: whether an argument of the traced function, such as `params['target']['norm']['scale']`, is one.
+      text: from `compiled.as_text()`.
+      weight: says whether an argument of the traced function, such as `params['target']['norm']['scale']`, is a weight.
 
     Raises:
-      ValueError: where no argument is.
+      ValueError: if no argument is a weight.
     """
     program = parse(text)
     entry = program.computations[program.entry]
@@ -92,7 +92,7 @@ def _argument(op: Op, weight: Callable[[str], bool]) -> Value:
 
 
 class _Reader:
-    """Follows values through a program's computations; what a computation makes of what it is given is remembered."""
+    """Follows values through a program's computations; results of computations are cached by their arguments."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -151,7 +151,8 @@ class _Reader:
         return tuple(functools.reduce(operator.or_, origins, chosen) for origins in zip(*results, strict=True))
 
     def _loop(self, op: Op, carry: Value, found: Found) -> Value:
-        """First what depends on more than weights, in whatever round; with that known, what carries which of them."""
+        """Finds first which values depend on more than weights in any round, and then which weights each value
+        carries."""
         body, condition = _attribute(op, "body"), _attribute(op, "condition")
         for mark in (lambda origin: Origin(other=origin.other), lambda origin: origin):
             before = None

@@ -1,10 +1,11 @@
 """The traffic of Pallas kernels, from their block specs and grids.
 
-The compiler does not look into a kernel, so its traffic is worked out before lowering: the blocks of an operand are those that
-its index map names, in the order of the grid, and one is fetched whenever it is not the one before. A grid or an index map
-that depends on the data (the filled part of a cache) is evaluated for the values that are given for some of the inputs.
-An operand without blocks, which a kernel reads as it pleases, counts whole; or, where it is written in place, what the kernel
-declares to move.
+The compiler does not look into a kernel, so its traffic is computed before lowering. The index map names the blocks of
+an operand, in the order of the grid, and a block is fetched whenever it differs from the previous one. A grid or index
+map that depends on data (the filled part of a cache) is evaluated for the given input values.
+
+An operand without blocks, which a kernel reads freely, counts in full. If it is written in place, it counts what the
+kernel declares to move.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ import numpy as np
 from specjax.plan.hlo import Buffer, Kernel, Op
 
 _SMALL = 1 << 16
-"""Values of more elements are not followed."""
+"""The most elements of a value that is followed."""
 _CALLS = {"tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call"}
 _LOWERED = ("kv_commit", "tree_attention")
 
@@ -29,7 +30,7 @@ Key = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass
 class _Found:
-    """The platform, and what was found on the way: kernels, and operations that were looked into already."""
+    """The platform, and the findings so far: kernels, and operations already visited."""
 
     platform: str
     devices: int
@@ -41,11 +42,11 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
     """The traffic of every Pallas call of a function, for `specjax.plan.hlo.traffic`.
 
     Args:
-      step: to be traced.
-      args: its arguments, as pytrees of `ShapeDtypeStruct`s, and of numpy arrays where the values are known that kernels'
-        grids and index maps depend on.
-      platform: that it is compiled for.
-      devices: how many of those.
+      step: the function to trace.
+      args: its arguments, as pytrees of `ShapeDtypeStruct`s; and of numpy arrays for known values on which kernels'
+        grids and index maps depend.
+      platform: the platform for which it is compiled.
+      devices: the number of its devices.
     """
     jaxpr = jax.make_jaxpr(step)(*args)
     values = [leaf if isinstance(leaf, np.ndarray) else None for leaf in jax.tree.leaves(args)]
@@ -71,7 +72,8 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
 
 
 def _all_of(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int]:
-    """Of `specjax.kernels.scaled_dot` on a GPU: each operand once, of several matrices one, and one product's operations."""
+    """The traffic of `specjax.kernels.scaled_dot` on a GPU: each operand once, one of several matrices, and one
+    product's operations."""
     (x, matrices, *_), (out,) = [buffer for value in operands for buffer in value], op.value
     read = sum(buffer.hbm for value in operands for buffer in value)
     read -= matrices.hbm - matrices.hbm // matrices.dims[0]
@@ -79,7 +81,7 @@ def _all_of(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, i
 
 
 def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: _Found) -> list[Any]:
-    """Runs what follows from the known inputs, and notes the kernels."""
+    """Evaluates everything that follows from the known inputs, and records the kernels."""
     env: dict[Any, Any] = {}
 
     def look(atom):
@@ -105,7 +107,7 @@ def _evaluate(eqn, values, found):
         key, *moved = _call(eqn, values)
         found.calls[key] = moved[0], moved[1]
         return unknown
-    if name in _LOWERED:  # may become a kernel when it is lowered
+    if name in _LOWERED:  # may be lowered to a kernel
         _look_into(eqn, values, found)
         return unknown
     if name == "cond":
@@ -166,8 +168,9 @@ def _shard(value, spec, mesh):
 
 
 def _call(eqn, values):
-    """The shapes of a call's operands and results, how many bytes of each it moves, and its operations where it declares none:
-    the products of every point of its grid, with those that a point leaves out."""
+    """A call's shapes of operands and results, the bytes of each that it moves, and its operations if it declares none.
+
+    The operations are the products of every point of its grid, including those that a point skips."""
     mapping = eqn.params["grid_mapping"]
     dynamic, prefetch = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
     bounds = iter(values[:dynamic])
@@ -182,7 +185,7 @@ def _call(eqn, values):
         for at, block in enumerate(mapping.block_mappings):
             sizes[dynamic + prefetch + at] = _fetched(block, points, scalars)
     declared, aliases = eqn.params["cost_estimate"], eqn.params["input_output_aliases"]
-    if declared is not None and aliases:  # what is written in place moves what the others leave of the declared bytes
+    if declared is not None and aliases:  # operands written in place move the rest of the declared bytes
         inside = {at for i, o in aliases for at in (i, len(eqn.invars) + o)}
         left = declared.bytes_accessed - sum(size for at, size in enumerate(sizes) if at not in inside)
         sizes = [left // len(inside) if at in inside else size for at, size in enumerate(sizes)]
@@ -192,7 +195,7 @@ def _call(eqn, values):
 
 
 def _products(jaxpr):
-    """Operations of the matrix products in a jaxpr and in those inside it."""
+    """The operations of the matrix products in a jaxpr and its nested jaxprs."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
@@ -206,7 +209,7 @@ def _products(jaxpr):
 
 
 def _fetched(block, points, scalars):
-    """Bytes of the blocks of one operand, one after the other."""
+    """The bytes of one operand's blocks, in the order in which they are fetched."""
     whole = block.array_aval
     sizes = np.asarray(
         [getattr(size, "block_size", size if isinstance(size, int) else 1) for size in block.block_shape]

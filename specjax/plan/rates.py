@@ -1,4 +1,4 @@
-"""Rates of a chip that were measured on one, in the place of those that are published or assumed."""
+"""Measured rates of a chip, in place of published or assumed ones."""
 
 import dataclasses
 import json
@@ -9,21 +9,21 @@ from typing import Any
 from specjax.sharding.aot import Chip
 
 FIELDS = "hbm_bandwidth", "flops", "launch"
-"""Of `Chip`: bytes per second of its memory, dense bfloat16 operations per second, and seconds that a kernel takes to
-start."""
+"""Fields of `Chip`: memory bytes per second, dense bfloat16 operations per second, and the start time of a kernel in
+seconds."""
 
 
 def rated(chip: Chip, file: str | None) -> Chip:
-    """A chip with the rates that a file has of it.
+    """A chip with its rates from a file.
 
     Args:
-      chip: as its maker describes it.
-      file: JSON with `{"rates": {"h100": {"hbm_bandwidth": 3.0e12, ...}}}`, as `python -m experiments.chip` writes it; None:
-        the chip stays as it is.
+      chip: the chip with published rates.
+      file: JSON with `{"rates": {"h100": {"hbm_bandwidth": 3.0e12, ...}}}`, as `python -m experiments.chip` writes it;
+        None: the chip is unchanged.
 
     Raises:
-      ValueError: where it is no such file, or has nothing of this chip.
-      OSError: where it cannot be read.
+      ValueError: if it is not such a file, or lacks this chip.
+      OSError: if it cannot be read.
     """
     if file is None:
         return chip
@@ -34,7 +34,7 @@ def rated(chip: Chip, file: str | None) -> Chip:
         rates = {name: float(own[name]) for name in FIELDS if name in own}
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"--rates {file} is no file of measured rates, such as `python -m experiments.chip` writes"
+            f"--rates {file} is not a file of measured rates, such as `python -m experiments.chip` writes"
         ) from error
     if not rates:
         raise ValueError(f"--rates {file} has no rates of a {chip.name}; it has {', '.join(known) or 'no chip'}")

@@ -24,15 +24,15 @@ def record(
     """The record that `--json` prints. All bytes, operations and collectives are those of one chip and one step.
 
     Args:
-      asked: what the plan is for.
-      chip: of the topology.
+      asked: the request of the plan.
+      chip: the topology's chip.
       mesh: the mesh.
       setup: the decoder.
-      held: what lies on a chip.
-      cost: None where nothing was compiled.
-      tokens_per_step: tokens that a row commits a step.
-      layers: of the programs that were compiled.
-      reason: why it does not fit; None where it does.
+      held: the arrays on a chip.
+      cost: the cost of a step; None if nothing was compiled.
+      tokens_per_step: the tokens that a row commits per step.
+      layers: the layers of the compiled programs.
+      reason: why it does not fit; None if it does.
     """
     rows = setup.state.tokens.shape[0]
     own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts)}
@@ -79,7 +79,8 @@ def record(
 
 
 def _experts(own: Chosen) -> dict[str, Any]:
-    """Experts of one layer, and bytes of all layers on one chip: all, read by one node per row, and read by a step."""
+    """Experts of one layer, and bytes of all layers on one chip: in all, read by one node per row, and read by a
+    step."""
     read = lambda nodes: {"touched": round(own.touched(nodes), 2), "bytes": own.read(nodes)}
     return {
         "count": own.count,
@@ -92,22 +93,23 @@ def _experts(own: Chosen) -> dict[str, Any]:
 
 
 def roofline(chip: Chip, cost: Cost, parts: int, topology: str) -> dict[str, float]:
-    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over rings of the `parts`
-    chips that share rows, by the links that a chip has in the slice (`Chip.links`); and of the step, the longer of memory and
-    compute, and then the collectives. No latencies."""
+    """Seconds of one step for memory, compute and collectives, each as if it ran alone; and of the whole step.
+
+    Collectives run over rings of the `parts` chips that share rows, by a chip's links in the slice (`Chip.links`). The
+    step takes the longer of memory and compute, plus the collectives. Latencies are left out."""
     memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops
     links = _exchange(chip, cost.collectives, parts, topology)
     return {"memory": memory, "compute": compute, "collectives": links, "step": max(memory, compute) + links}
 
 
 def _exchange(chip: Chip, collectives: Mapping[str, Mapping[str, float]], parts: int, topology: str) -> float:
-    """Seconds of collectives at the links' speed."""
+    """Seconds of the collectives at the speed of the links."""
     exchanged = sum(2 * PASSES.get(kind, 1) * entry["bytes"] for kind, entry in collectives.items())
     return exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
 
 
 def table(records: list[dict[str, Any]], chip: Chip) -> str:
-    """A record in full, or several as a table; and what the figures rest on."""
+    """One record in full, or several as a table; and the assumptions of the figures."""
     lines = []
     if len(records) == 1:
         lines += _single(records[0])
@@ -205,7 +207,7 @@ def _single(r: dict[str, Any]) -> list[str]:
 
 
 def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
-    """What the two ends of a time rest on."""
+    """The assumptions of the lower and upper bound of a time."""
     least = 1e6 * r["least_kernel_seconds"]
     way = f"; {1e6 * chip.latency:g} us for each hop of a collective" if chip.hops(r["topology"]) else ""
     if chip.clock:
@@ -222,8 +224,8 @@ def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
 
 
 def _of_experts(r: dict[str, Any]) -> str:
-    """How many of a layer's experts one node per row touches and how many a step does, which is most where it verifies
-    a tree."""
+    """How many of a layer's experts one node per row touches, and how many a step does; a step that verifies a tree
+    touches most."""
     own = r["experts"]
     passes = {"one node": own["one_node"]} | ({f"{r['nodes']} nodes": own["step"]} if r["nodes"] > 1 else {})
     said = ", ".join(
@@ -237,19 +239,19 @@ def _of_experts(r: dict[str, Any]) -> str:
 
 
 def _kinds(r: dict[str, Any]) -> str:
-    """In which format matrices are, where it is another."""
+    """The format of the matrices, if it is not the default."""
     formats = {"weights": "weights", "cache": "cache_dtype", "sums": "reduce_dtype"}
     kinds = [f"{part} in {r[name]}" for part, name in formats.items() if r.get(name)]
     return f", {', '.join(kinds)}," if kinds else ""
 
 
 def _reads(rungs: list[int]) -> str:
-    """Over how many nodes the target is compiled."""
+    """The numbers of nodes for which the target is compiled."""
     return "once" if len(rungs) == 1 else f"{len(rungs)} times ({', '.join(map(str, rungs))} nodes)"
 
 
 def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
-    """Memory a chip, and the time of a step by what takes it, of every record."""
+    """Draws, for every record, the memory per chip and the parts of a step's time."""
     from specjax.viz.picture import Picture
 
     labels = [f"{r['decoding'].partition(':')[0]}\nN {r['nodes']}, batch {r['batch']}" for r in records]

@@ -1,17 +1,18 @@
-"""The time of a compiled program whose operations run one after the other, which is longer than they need.
+"""The time of a compiled program if its operations run one after the other, which is an upper estimate.
 
-A TPU's program stands in the order in which it runs, and the compiler has written its estimate of cycles at most operations:
-kernels, and that of a small one is that of starting it and of waiting for what it reads and writes. The rest is reckoned with:
+A TPU's program is listed in the order in which it runs, and the compiler notes its estimate of cycles at most
+operations. These are kernels; the estimate of a small one is the time to start it and to wait for its reads and writes.
+The rest is estimated as follows:
 
-- Copies that begin ahead (`copy-start`, `slice-start`) take what an operation leaves of the memory's bandwidth, in the order in
-  which they began; an operation that needs one waits for the rest of it.
-- What the compiler gives no estimate of (Pallas kernels, relayouts, writes into a cache) takes its bytes at the rate that it
-  expects of large reads (`Chip.reads`), and as long as the median of its estimates at least. Scalars take nothing.
-- A collective takes its bytes over the links, and the latency of its way through the slice.
+- Asynchronous copies (`copy-start`, `slice-start`) take the bandwidth that an operation leaves free, in the order in
+  which they began. An operation that needs a copy waits for the rest of it.
+- Operations without an estimate (Pallas kernels, relayouts, writes into a cache) move their bytes at the rate that the
+  compiler expects of large reads (`Chip.reads`). They take at least the median of its estimates. Scalars take no time.
+- A collective takes the time of its bytes over the links, plus the latency of its path through the slice.
 - The program's own code is read once.
 
-Where the compiler gives no estimates at all, on a GPU, every operation takes its bytes or its matrix products at the published
-speed, whichever is longer, and the launch of a kernel.
+On a GPU, the compiler gives no estimates at all. Every operation then takes the longer of its bytes and its matrix
+products at the published speeds, plus the launch of a kernel.
 """
 
 import collections
@@ -22,25 +23,25 @@ from specjax.plan.hlo import COLLECTIVES, Access, Traffic
 from specjax.sharding.aot import Chip
 
 PASSES = {"all-reduce": 2}
-"""How often a collective goes through the slice, where it is more than once."""
+"""How often a collective passes through the slice, if more than once."""
 PARTS = ("kernels", "loops", "assumed", "waits", "collectives", "code")
-"""What `Serial` adds up."""
+"""The parts that `Serial` adds up."""
 _COPIES = ("copy-start", "slice-start")
 
 
 @dataclasses.dataclass(frozen=True)
 class Serial:
-    """Seconds of one run, each part by itself; they do not overlap.
+    """Seconds of one run by part; parts do not overlap.
 
     Attributes:
-      kernels: that the compiler gives an estimate for, or, on a GPU, all of them; without those in loops.
-      loops: likewise, those in loops.
-      assumed: operations that it gives none for.
-      waits: for copies that began ahead.
-      collectives: bytes and latencies.
+      kernels: kernels outside loops, with the compiler's estimate; on a GPU, all kernels outside loops.
+      loops: the same for kernels in loops.
+      assumed: operations without an estimate.
+      waits: waiting for asynchronous copies.
+      collectives: their bytes and latencies.
       code: reading the program.
-      launches: how many kernels run.
-      least: seconds that a kernel takes at least where the compiler says nothing.
+      launches: the number of kernels that run.
+      least: the least seconds of a kernel without an estimate.
     """
 
     kernels: float = 0.0
@@ -59,13 +60,13 @@ class Serial:
 
 
 def serial(traffic: Traffic, chip: Chip, topology: str, parts: int, code: int) -> Serial:
-    """The seconds of a program whose operations run one after the other.
+    """The seconds of a program if its operations run one after the other.
 
     Args:
-      traffic: of the program.
-      chip: that it is for.
+      traffic: the program's traffic.
+      chip: the chip for which it was compiled.
       topology: the slice, such as `v5e:2x2`.
-      parts: chips that share rows.
+      parts: the number of chips that share rows.
       code: bytes of the program itself.
     """
     known = [access.op.cycles for access in traffic.accesses if access.op.cycles is not None]
@@ -92,7 +93,7 @@ def serial(traffic: Traffic, chip: Chip, topology: str, parts: int, code: int) -
 
 
 def _kernel(access: Access, chip: Chip, rate: float, least: float, estimated: bool) -> tuple[str, float]:
-    """Which part an operation belongs to, and its seconds."""
+    """The part to which an operation belongs, and its seconds."""
     moved = (access.read + access.written) / chip.hbm_bandwidth
     if access.op.cycles is not None:
         return "loops" if access.times > 1 else "kernels", max(access.op.cycles / chip.clock, moved)
@@ -103,12 +104,13 @@ def _kernel(access: Access, chip: Chip, rate: float, least: float, estimated: bo
 
 
 def _scalar(access: Access) -> bool:
-    """Whether it makes single numbers alone, which a TPU's scalar unit does."""
+    """Whether it makes only single numbers, which a TPU's scalar unit computes."""
     return all(not buffer.dims for buffer in access.op.value)
 
 
 class _Copies:
-    """Those under way, in the order in which they began, and the seconds that each still needs of the whole memory."""
+    """The copies in progress, in the order in which they began, and the seconds that each still needs at full
+    bandwidth."""
 
     def __init__(self) -> None:
         self.left: dict[str, float] = {}
@@ -117,13 +119,13 @@ class _Copies:
         self.left[name] = seconds
 
     def go_on(self, seconds: float) -> None:
-        """Lets them have the memory for so long."""
+        """Gives the copies the memory's bandwidth for this time."""
         for name, left in self.left.items():
             self.left[name] = max(left - seconds, 0.0)
             seconds = max(seconds - left, 0.0)
 
     def finish(self, name: str) -> float:
-        """How long it takes until a copy is there, and those that began before it."""
+        """The time until a copy, and all copies that began before it, are finished."""
         if name not in self.left:
             return 0.0
         names = list(self.left)

@@ -1,6 +1,6 @@
-"""A decoder's step without weights and without its hardware: compiled ahead of time, and what it costs a chip.
+"""A decoder's step, compiled ahead of time without weights or hardware, and its cost on a chip.
 
-In the shape descriptions `B` denotes rows and `L` the slots of text and cache a row has.
+In the shape descriptions `B` denotes rows and `L` the slots of text and cache per row.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 
 LEAST = (
-    2  # layers that the second of the two programs from which a deeper model is extrapolated has more than the first
+    2  # the extra layers of the second of two programs from which a deeper model is extrapolated
 )
-MOST = 2  # turns of layers that deeper programs have more, where the first two lie on no line
+MOST = 2  # the extra turns of layers of deeper programs, if the first two give no line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Setup:
     """A decoder with the shapes and shardings of its parameters and state.
 
     Attributes:
-      decoder: what a way to decode made (`specjax.decode`).
+      decoder: the decoder, made by a way to decode (`specjax.decode`).
       params: `ShapeDtypeStruct`s.
-      state: likewise.
-      live: the committed tokens of a full row, L less what a step writes beyond them.
-      experts: the target's, None where it has none.
+      state: `ShapeDtypeStruct`s.
+      live: the committed tokens of a full row: L minus the slots that a step writes beyond them.
+      experts: the target's experts; None if it has none.
     """
 
     decoder: Any
@@ -52,8 +52,10 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch (see `Chosen.read`), and
-    of a table of embeddings that is no head none, for it takes but a few rows of it."""
+    """Bytes per chip, and the least bytes that a step reads.
+
+    Of experts, it reads those that its nodes touch (see `Chosen.read`). A table of embeddings that is not a head counts
+    as nothing, since a step reads only a few of its rows."""
 
     weights: int
     cache: int
@@ -70,16 +72,16 @@ class Cost:
     """The cost of one step on one chip.
 
     Attributes:
-      temporaries: bytes.
-      bytes: read from and written to main memory.
-      flops: as the compiler counts them; on a GPU, which has no such count, those of the matrix products. Pallas kernels that
-        declare none count those of their grid.
-      collectives: of every kind, how many and how many bytes they exchange.
-      compile_seconds: CPU seconds of this process from tracing the step to its compiled program, all threads together.
+      temporaries: bytes of temporaries.
+      bytes: bytes read from and written to main memory.
+      flops: operations, as the compiler counts them; on a GPU, which has no such count, those of the matrix products.
+        Pallas kernels that declare none count the operations of their grid.
+      collectives: by kind, their number and the bytes that they exchange.
+      compile_seconds: CPU seconds of this process, over all threads, from tracing the step to its compiled program.
       padding: bytes that weights, cache and state take beyond their shapes, in whole tiles.
-      serial: seconds where operations run one after the other.
+      serial: seconds if operations run one after the other.
       unbounded: loops that count once; see `Traffic`.
-      halved: bytes that all-reduces of products in float32 exchange, of which `reduce_dtype` spares half.
+      halved: bytes exchanged by all-reduces of float32 products; `reduce_dtype` saves half of them.
     """
 
     temporaries: float
@@ -104,7 +106,7 @@ def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Set
       context: L, rounded up to what the mesh splits the cache into.
 
     Raises:
-      ValueError: where the model cannot be decoded like this.
+      ValueError: if the model cannot be decoded in this way.
     """
     decoder, params = way.bind(model, mesh=mesh)
     decoder = decoder.costliest
@@ -122,13 +124,13 @@ def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Set
 
 
 def nodes_of(decoder: Any) -> int:
-    """The number of nodes that the target reads of a row in a step, or the length of a diffusion decoder's block."""
+    """The number of nodes that the target reads per row and step, or the length of a diffusion decoder's block."""
     drafter = getattr(decoder, "drafter", None)
     return decoder.block_length if drafter is None else drafter.nodes
 
 
 def sizes(setup: Setup) -> Sizes:
-    """The arrays that one chip holds before a step."""
+    """The sizes of the arrays that one chip holds before a step."""
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
@@ -142,8 +144,8 @@ def step_of(setup: Setup, sampled: bool = False) -> Any:
 
     Args:
       setup: see `prepare`.
-      sampled: whether rows may sample. Without it the step is that of a greedy batch: the compiler drops the branches for
-        temperature, filters and penalties, which such a batch never takes.
+      sampled: whether rows may sample. If not, the compiler drops the branches for temperature, filters and penalties,
+        which a greedy batch never takes.
     """
     if sampled:
         return setup.decoder.step
@@ -157,7 +159,7 @@ def step_of(setup: Setup, sampled: bool = False) -> Any:
 
 
 def compiled(setup: Setup, sampled: bool = False) -> tuple[Any, Traffic]:
-    """The compiled step, its state donated, and its traffic at full rows."""
+    """The compiled step with its state donated, and its traffic at full rows."""
     step = step_of(setup, sampled)
     program = _program(setup, step)
     return program, _traffic(program, setup, step)
@@ -185,7 +187,7 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     memory = program.memory_analysis()
     spare = memory.output_size_in_bytes - memory.alias_size_in_bytes
     analysis = program.cost_analysis()
-    flops = moved.flops if analysis is None else analysis["flops"]  # there is no analysis for a GPU
+    flops = moved.flops if analysis is None else analysis["flops"]  # GPUs have no analysis
     flops += moved.kernel_flops
     temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
     sums = [access for access in moved.accesses if access.moved and access.op.opcode.startswith("all-reduce")]
@@ -194,7 +196,7 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
 
 
 def measured(setup: Setup, chip: Chip, topology: str, sampled: bool = False) -> Cost:
-    """The cost of a step on a slice of a chip, with how long it takes at most and what its compilation took."""
+    """The cost of a step on a slice of a chip, including its longest time and its compile time."""
     step = step_of(setup, sampled)
     began = time.process_time()
     program = _program(setup, step)
@@ -210,12 +212,14 @@ def measured(setup: Setup, chip: Chip, topology: str, sampled: bool = False) -> 
 
 
 def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
-    """The cost of a model of `layers` layers, on the line through those of two shallower ones; nothing less than the second's.
+    """The cost of a model of `layers` layers, extrapolated linearly from two shallower ones.
+
+    No value is less than the second model's.
 
     Args:
-      costs: of the two.
-      at: their layers.
-      layers: more.
+      costs: the costs of the two.
+      at: their numbers of layers.
+      layers: a larger number of layers.
     """
     low, high = costs
     share = (layers - at[0]) / (at[1] - at[0])
@@ -244,11 +248,15 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
 def model_cost(
     model: Any, way: Decode, mesh: Any, chip: Chip, topology: str, setup: Setup, whole: bool, sampled: bool
 ) -> tuple[Cost, tuple[int, ...]]:
-    """The cost of a model's step, and the layers of the programs that were compiled for it.
+    """The cost of a model's step, and the layers of the programs compiled for it.
 
-    A deep model is extrapolated, since compiling it takes long and its layers are alike or come in turns (see `turns`): unless
-    `whole`, or where they do not, or the drafter reads or runs particular ones, or the compiler lays the shallow ones out so
-    differently that the deeper costs less.
+    The cost of a deep model is extrapolated, since compiling takes long and its layers are alike or come in turns (see
+    `turns`). The whole model is compiled in these cases:
+
+    - `whole` is set.
+    - The layers do not come in turns.
+    - The drafter reads or runs particular layers.
+    - The compiler lays the shallow models out so differently that the deeper one costs less.
     """
     layers = model.lm.num_layers
     at = depths(turns(model))
@@ -264,8 +272,9 @@ def model_cost(
 
 
 def turns(model: Any) -> list[int]:
-    """The kind of every layer of a model, by its window, its rope, whose keys it reads and its parameters: each is the number
-    of the first layer of its kind."""
+    """The kind of every layer, as the number of the first layer of that kind.
+
+    The kind depends on the window, the rope, the layer whose keys it reads, and the parameters."""
     config, layers = model.lm.config, model.lm.num_layers
     parts = getattr(config, "layers", (None,) * layers)
     shapes = [jax.tree.map(lambda leaf: leaf.shape, model.params["layers"][i]) for i in range(layers)]
@@ -274,8 +283,11 @@ def turns(model: Any) -> list[int]:
 
 
 def depths(kinds: list[int]) -> tuple[int, int] | None:
-    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, after those
-    that the model begins with, such as a layer without experts. None where that is no less than the whole.
+    """The depths of the two smallest programs from which to extrapolate to the whole; None if they are not smaller than
+    the whole.
+
+    They have one and two turns of the model's kinds of layers, after the layers with which it begins, such as a layer
+    without experts.
 
     >>> depths([0, 1, 2, 1, 2, 1, 2])
     (3, 5)
@@ -291,18 +303,18 @@ def depths(kinds: list[int]) -> tuple[int, int] | None:
 
 
 def _repeats(kinds, turn):
-    """Whether layers come in turns of this length, as often as it takes; of one kind, at any depth."""
+    """Whether layers come in turns of this length, repeated to the end; layers of one kind always do."""
     return len(set(kinds)) == 1 or (len(kinds) % turn == 0 and kinds[turn:] == kinds[:-turn])
 
 
 def from_few_layers(of: Callable[[int], Cost], at: tuple[int, int], layers: int) -> tuple[Cost, tuple[int, ...]]:
-    """The cost of a model on the line through those of two shallower ones, and how deep these were.
+    """The cost of a model, extrapolated linearly from two shallower ones, and the depths of these.
 
-    The compiler does not treat every depth alike, and may find a deeper program that does less than a shallow one. No line goes
-    through those two, and deeper ones are compiled, up to `MOST` turns more.
+    The compiler does not treat every depth alike, and may find a deeper program that does less than a shallow one. Such
+    a pair gives no line; then deeper programs are compiled, with up to `MOST` more turns.
 
     Args:
-      of: the cost of a number of layers.
+      of: returns the cost for a number of layers.
       at: the first two; see `depths`.
       layers: the model's.
     """
@@ -315,7 +327,7 @@ def from_few_layers(of: Callable[[int], Cost], at: tuple[int, int], layers: int)
 
 
 def _falls(low: Cost, high: Cost) -> bool:
-    """Whether more layers cost less of anything but memory."""
+    """Whether more layers have a lower cost in anything except memory."""
     rises = lambda kind, key: high.collectives.get(kind, {key: 0})[key] >= low.collectives[kind][key]
     same = all(rises(kind, key) for kind in low.collectives for key in ("count", "bytes"))
     return high.bytes < low.bytes or high.flops < low.flops or not same

@@ -1,4 +1,4 @@
-"""`specjax plan train`: what an update of a head costs on a TPU slice or an H100 machine, from a configuration alone.
+"""`specjax plan train`: the cost of a head's update on a TPU slice or an H100 machine, from a configuration only.
 
 In the shape descriptions `B` denotes rows and `T` tokens per row.
 """
@@ -23,10 +23,11 @@ from specjax.terminal import BadInput, bad_input, flag, write
 from specjax.train.options import COMPUTE_DTYPES, CaptureOptions, TrainOptions
 
 LAYERS = (4, 6)
-"""Layers of the two targets from which a deeper one is extrapolated: as few as have three that a head reads."""
+"""The depths of the two targets from which a deeper one is extrapolated; a head reads three layers, which is the
+minimum."""
 
 LEVEL = "O1"
-"""How much the compiler optimises an update: as much as usual takes several times as long, and has fewer temporaries."""
+"""How much the compiler optimises an update. The usual level takes several times as long, and has fewer temporaries."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,14 +55,14 @@ class PlanTrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """An update without its arrays.
+    """An update as shapes, without its arrays.
 
     Attributes:
-      objective: of the head.
+      objective: the head's objective.
       settings: of the update.
-      state: `ShapeDtypeStruct`s with shardings, as `specjax.train.loop.TrainState`.
-      target: likewise, the frozen parameters that it reads.
-      batch: likewise.
+      state: a `specjax.train.loop.TrainState` of `ShapeDtypeStruct`s with shardings.
+      target: the frozen parameters that it reads, likewise.
+      batch: the batch, likewise.
     """
 
     objective: Any
@@ -90,11 +91,13 @@ def command(options: PlanTrainOptions) -> int:
 
 
 def largest(records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The number of rows that fit, by arithmetic: on the line through the two largest batches that were compiled, in
-    steps of what a mesh and the parts divide. None where there are not two, or where more rows take no more.
+    """The number of rows that fit, extrapolated linearly from the two largest compiled batches.
+
+    It is a multiple of what the mesh and the parts require. None if there are not two batches, or if more rows take no
+    more memory.
 
     Args:
-      records: of several batch sizes, otherwise alike.
+      records: of several batch sizes, otherwise equal.
     """
     compiled = {r["batch_size"]: r["bytes_per_chip"] for r in records if "temporaries" in r["bytes_per_chip"]}
     through = sorted(compiled)[-2:]
@@ -113,13 +116,13 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     """An update of B = `rows` rows.
 
     Args:
-      options: what was asked for.
+      options: the command's options.
       model: what `specjax.models.abstract` returned for this mesh.
       mesh: of devices that need not exist.
       rows: B.
 
     Raises:
-      ValueError: where there is no such head, it is not for this target, or it runs layers of the target itself.
+      ValueError: if there is no such head, if it is not for this target, or if it runs layers of the target itself.
     """
     from specjax.assembly.line import read_line
     from specjax.models.hub import outer
@@ -143,7 +146,7 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
         loss=options.loss,
         draft_vocabulary=options.draft_vocabulary,
     )
-    tokens = np.arange(options.draft_vocabulary or 1)[None]  # which ones does not matter
+    tokens = np.arange(options.draft_vocabulary or 1)[None]  # any ids will do
     objective = heads[name].made(model, asked, lambda: Rows(tokens, np.ones(tokens.shape, bool)))
     compute_dtype = options.compute_dtype if objective.follows_dtype else "float32"
     settings = Settings(steps=1000, accumulate=options.accumulate, compute_dtype=compute_dtype)

@@ -31,7 +31,7 @@ def average(old: Distribution, count: int, new: Distribution, k: int) -> Distrib
 
 
 def learn(memory: Memory, updates: Sequence[tuple[tuple[int, ...], Distribution]], k: int) -> Memory:
-    """Oracle: the memory after one step. Of equal contexts the last one counts, averaged into the earlier entry."""
+    """Oracle: the memory after one step. Among equal contexts the last one counts, averaged into the earlier entry."""
     after = dict(memory)
     for context, dist in updates:
         count, old = memory.get(context, (0, {}))

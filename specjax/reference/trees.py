@@ -42,8 +42,8 @@ def walk(tokens: Ints, parent: Ints, valid: Ints, draw: Ints) -> tuple[list[int]
       draw: the target's token after each node.
 
     Returns:
-      The accepted path with the root, how many draft tokens it holds, and the target's token after it. Of equally deep
-      paths (duplicate siblings) the one with the lowest last node wins.
+      The accepted path with the root, how many draft tokens it holds, and the target's token after it. Among equally
+      deep paths (duplicate siblings) the one with the lowest last node wins.
     """
     reached = [0]
     for node in range(1, len(parent)):

@@ -68,8 +68,8 @@ class SpecReason(StepwisePair):
         text, and the digit follows it.
       reply: in a chat, the beginning of the base model's answer; the digit follows it.
       first: how many steps the base model writes first, unasked.
-      separator: a text that the last token of a step contains, or the ids of such tokens. A text is also added after a
-        step that was cut.
+      separator: a text that the last token of a step contains, or the ids of such tokens. A separator text is also
+        appended to a step that was cut.
       step_tokens: tokens of a step, at most.
       answers: texts; a step that contains one is the last.
 

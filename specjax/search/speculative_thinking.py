@@ -18,7 +18,7 @@ from specjax.search.writer import Writer
 
 @dataclasses.dataclass(frozen=True)
 class SpeculativeThinking(StepwisePair):
-    """The small model writes up to a trigger and a little beyond; if that part held a cue, the large model writes it anew.
+    """The small model writes up to a trigger and a little beyond; if that part held a cue, the large model writes instead.
 
     The part beyond the trigger is always taken back. The large model's turn is a doubt if its `reflect` and `verify`
     cues are at least as many as its `affirm` cues, each counted as often as it occurs. A `verify` cue in it lets it go

@@ -44,8 +44,8 @@ class Drawn(Beams):
 class DrawnFound(Found):
     """Texts that have ended, with the same numbers.
 
-    With the K-th score as threshold `k`, the first K - 1 texts are importance samples, each with weight `p / (1 -
-    exp(-exp(log p - k)))` (section 4.1).
+    With the K-th score as threshold `k`, the first K - 1 texts are importance samples, each with weight
+    `p / (1 - exp(-exp(log p - k)))` (section 4.1).
 
     Attributes:
       log_probs: `[B, K]` float32.

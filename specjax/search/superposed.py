@@ -30,7 +30,7 @@ PENALTY = 200.0
 
 @dataclasses.dataclass(frozen=True)
 class Superposed(SearchSettings):
-    """K drafts that one pass reads together: its input is the mean of their last tokens' embeddings, weighted by the drafts.
+    """K drafts that one pass reads together: its input is the mean of their last tokens' embeddings, by the drafts' weights.
 
     All drafts are continued by the m likeliest tokens of that one distribution. The K best candidates grow on, and
     texts that end are kept apart. A draft's score is its log-probability. Texts that have ended, and those that reach a

@@ -311,10 +311,10 @@ class Engine:
         Args:
           requests: the requests to complete.
           batch_size: rows decoded together.
-          on_text: called every few steps with a request's index and its new text. capacity: at least
-        `self.capacity(requests)`; equal capacities share one compiled program. shared_prefix: whether to prefill the
-        common beginning of all prompts once; see `shared_prefix`. prompt_logprobs: whether records carry
-        log-probabilities of their prompts, which are then read once more.
+          on_text: called every few steps with a request's index and its new text.
+          capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
+          shared_prefix: whether to prefill the common beginning of all prompts once; see `shared_prefix`.
+          prompt_logprobs: whether records carry log-probabilities of their prompts, which are then read once more.
 
         Raises:
           ValueError: see `shared_prefix` and `reader`; on a capacity that is too small for a request.

@@ -54,9 +54,9 @@ def generate(
         may set `id`, `suffix` (the text after the new text; a diffusion model fills in `max_new_tokens` tokens before
         it) and its own options of `specjax.Sampling`.
       decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`,
-        `"threshold:threshold=0.9,cache=dual"`; None: with a drafter, or by the policy of a diffusion model. drafter: an
-        alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
-        and its parameters.
+        `"threshold:threshold=0.9,cache=dual"`; None: with a drafter, or by the policy of a diffusion model.
+      drafter: an alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a
+        drafter and its parameters.
       sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
       temperature: 0 is greedy; this and the next five options take precedence over `sampling`.
       top_k: keeps the k likeliest tokens; 0 is off.

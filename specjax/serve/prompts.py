@@ -28,8 +28,8 @@ def read_prompts(prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
 
     Args:
       prompts: a string, token ids (a list, an array or a tokenizer's output, see `specjax.models.token_ids`), chat
-        messages, a dict like a line of an input file (`prompt` or `messages`, and optionally `id`, `suffix`, `stop` and
-        options of a prompt), or an iterable of these.
+        messages, or an iterable of these. A prompt may also be a dict like a line of an input file, with `prompt` or
+        `messages`, and optionally `id`, `suffix`, `stop` and options of a prompt.
 
     Raises:
       ValueError: on anything else.

@@ -150,9 +150,12 @@ def encode_pair(engine: Reads, prompt: Any, continuation: Any) -> tuple[tuple[in
     (`_encode_pair`), since a token usually holds a word with the space before it. The continuation's tokens are those
     of the joined text after the prompt's tokens.
 
-    In two cases the continuation is tokenised on its own, without special tokens: if a token crosses the border, so
-    that the joined tokens do not begin with the prompt's, and if only the continuation is text. An empty prompt is the
-    model's BOS.
+    In two cases the continuation is tokenised on its own, without special tokens:
+
+    - A token crosses the border, so that the joined tokens do not begin with the prompt's.
+    - Only the continuation is text.
+
+    An empty prompt is the model's BOS.
 
     Args:
       engine: has the tokenizer and the vocabulary.

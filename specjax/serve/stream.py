@@ -10,8 +10,8 @@ class TextStream(Iterator[str]):
     """An iterator over pieces of one prompt's new text, cut between characters. Joined, they are its record's text.
 
     Args:
-      turns: the turns of an engine that completes the one request. pieces: receives the text of a turn before the turn
-    is returned.
+      turns: the turns of an engine that completes the one request.
+      pieces: receives the text of a turn before the turn is returned.
 
     Attributes:
       record: the completion, available after the last piece; None before.

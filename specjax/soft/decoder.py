@@ -52,8 +52,8 @@ class SoftState(DecodeState):
 
 @dataclasses.dataclass(frozen=True)
 class SoftThinkingDecoder(Speculative):
-    """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is `{"target": ..., "draft":
-    None}`.
+    """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is
+    `{"target": ..., "draft": None}`.
 
     Rows at temperature 0 do not think. A row stops thinking when its heaviest token is `end_of_think`, or by
     `Mixer.cold_stop`, which writes that token in place of its own. One program serves both: slots that are not mixtures

@@ -204,7 +204,9 @@ def _said(lm: LM, wants: Wants, top_k: int, dtype: str, params: Any, batch: Batc
       lm: the target.
       wants: the outputs that a head reads.
       top_k: the teacher's likeliest tokens; 0: its final features.
-      dtype: the type of features. Log-probabilities are float32. params: the target's. batch: the rows.
+      dtype: the type of features. Log-probabilities are float32.
+      params: the target's.
+      batch: the rows.
 
     Returns:
       The features of `wants`, and either `final`, or `topk` with log-probabilities over the whole vocabulary.

@@ -164,7 +164,8 @@ class Features:
     def open(cls, folder: Path, target: Any) -> "Features":
         """
         Args:
-          folder: see the class. target: what `specjax.models.load` returned.
+          folder: see the class.
+          target: what `specjax.models.load` returned.
 
         Raises:
           ValueError: if the folder is incomplete, or of another target.

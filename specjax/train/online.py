@@ -124,7 +124,8 @@ class OnlineEngine(Engine):
       interval: requests between updates.
       learning_rate: constant.
       divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's.
-      length: the number of tokens of a text to learn from, its last ones. options: of `Engine`.
+      length: the number of tokens of a text to learn from, its last ones.
+      options: of `Engine`.
 
     Attributes:
       losses: one per update so far.

@@ -75,7 +75,7 @@ def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
     """
     answer = mask.index(True)
     half = 0 if all(mask) else length // 2
-    prompt = list(range(max(0, answer - half // 2), answer))  # what later pieces have of it
+    prompt = list(range(max(0, answer - half // 2), answer))  # the part of it that later pieces repeat
     before = list(range(max(0, min(answer - half, len(ids) - length)), answer))
     pieces, done = [], answer
     while done < len(ids):
@@ -99,7 +99,7 @@ def pack(sizes: np.ndarray, length: int) -> np.ndarray:
     [0, 1, 1, 0]
     """
     rows, count = np.zeros(len(sizes), np.int64), 0
-    room: list[tuple[int, int]] = []  # of a row, and which; in order
+    room: list[tuple[int, int]] = []  # the room and number of each row, sorted
     least = min(sizes, default=0)
     for piece in np.argsort(-sizes, kind="stable"):
         size = int(sizes[piece])
@@ -107,7 +107,7 @@ def pack(sizes: np.ndarray, length: int) -> np.ndarray:
         left, row = room.pop(at) if at < len(room) else (length, count)
         count = max(count, row + 1)
         rows[piece] = row
-        if left - size >= least:  # else nothing fits in any more
+        if left - size >= least:  # otherwise nothing more fits
             bisect.insort(room, (left - size, row))
     return rows
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What to train.
+    """A training task.
 
     Attributes:
       objective: the loss.

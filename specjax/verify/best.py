@@ -16,7 +16,7 @@ from specjax.verify.traversal import Traversal
 RULES = MappingProxyType(
     {
         "deterministic": Recursive(),  # deterministic: by every rule one passes with the sum of their chances in p
-        "coupled": RecursiveWOR(),  # of one child more than the target's own draw, of more of them as many
+        "coupled": RecursiveWOR(),  # with one child it keeps more than the target's own draw does, with several as many
         "iid": Recursive(),  # `Optimal` accepts hardly more, and the time that it takes is worth more than that
         "without_replacement": Traversal(),
         "greedy": GreedyMulti(),

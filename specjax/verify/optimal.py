@@ -138,7 +138,7 @@ def line_over(p: Array, q: Array, drafts: Array) -> tuple[Grades | None, Line]:
 def line_of(p: Array, q: Array, drafts: Array) -> Line:
     """The line of p and q `[B, V]` for `drafts` `[B]` children."""
     p, q = (dist / dist.sum(axis=-1, keepdims=True) for dist in (p, q))
-    # greedy rows have children that are no draws: the target's token stands first, what neither distribution has last
+    # greedy rows' children are not draws: the target's token stands first, and tokens that neither distribution has last
     ratio = jnp.where(q > 0, jnp.minimum(p / jnp.where(q > 0, q, 1), 1e30), jnp.where(p > 0, jnp.inf, -1))
     order = jnp.argsort(-ratio, axis=-1)
     rank = jnp.argsort(order, axis=-1).astype(jnp.int32)
@@ -153,7 +153,7 @@ def line_of(p: Array, q: Array, drafts: Array) -> Line:
     kept = jnp.where(share > 0, kept, 0)
     taken = level * share
     passes = jnp.where(taken > 0, jnp.minimum(kept / jnp.where(taken > 0, taken, 1), 1), target > 0)
-    turn = jnp.power(level / drafts[:, None], 1 / jnp.maximum(drafts - 1, 1)[:, None])  # where z is y
+    turn = jnp.power(level / drafts[:, None], 1 / jnp.maximum(drafts - 1, 1)[:, None])  # the place at which z equals y
     above = jnp.clip(behind - turn, 0, share)
     surplus = excess(behind, above, level, drafts[:, None])
     deficit = -excess(behind - above, share - above, level, drafts[:, None])
@@ -185,14 +185,14 @@ def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tu
     high = (jnp.arange(p.shape[-1])[None] <= last) & (most > 0)
     finite = jnp.where(q > 0, ratio, 0)
 
-    over = mass - inner * finite  # what tokens have above this ratio: small where both are
+    over = mass - inner * finite  # the mass of tokens above this ratio: small if both are
     capped = (high & (over < most)).sum(axis=-1, keepdims=True)
     width, least = upto(inner, capped, 0), upto(finite, capped, 0)
     cut = (most - upto(over, capped, 0)) / jnp.where(width > 0, width, 1)
     first = jnp.take_along_axis(jnp.where(high, finite, 0), jnp.minimum(capped, p.shape[-1] - 1), axis=-1)
-    cap = jnp.where(width > 0, jnp.maximum(least - cut, first), jnp.inf)  # never below what the next one has
+    cap = jnp.where(width > 0, jnp.maximum(least - cut, first), jnp.inf)  # never below the next token's
 
-    under = jnp.where(q > 0, finite * after - tail, jnp.where(p > 0, jnp.inf, -jnp.inf))  # what they have below it
+    under = jnp.where(q > 0, finite * after - tail, jnp.where(p > 0, jnp.inf, -jnp.inf))  # the mass of tokens below it
     free = (high | (under >= most)).sum(axis=-1, keepdims=True)
     width = upto(after, free, 1)
     floor = (most + upto(tail, free, 1)) / jnp.where(width > 0, width, 1)

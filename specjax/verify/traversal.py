@@ -17,7 +17,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Traversal(Verifier):
-    """Goes through the tree children first: a node whose children have all failed is kept, with its path, with the chance A.
+    """Goes through the tree children first: a node whose children have all failed is kept, path included, with the chance A.
 
     The root has A = 1, and a child with token x has min(1, A p(x) / q(x)). A child that fails leaves its parent A = s /
     (s + 1 - A) and p = norm(max(A p - q, 0)), where s is the mass of max(A p - q, 0), and q without x. For a chain this

@@ -36,8 +36,9 @@ def nodes_of(step: Any, row: int = 0, tokenizer: Any = None) -> list[Node]:
     """The valid nodes of one row's tree, parents before children; the target's own token, if known, comes last.
 
     Args:
-      step: a `specjax.StepInfo`; or a `specjax.Tree`, whose path is not known. row: a row of the batch. tokenizer:
-    turns ids into words; None: the ids are shown.
+      step: a `specjax.StepInfo`; or a `specjax.Tree`, whose path is not known.
+      row: a row of the batch.
+      tokenizer: turns ids into words; None: the ids are shown.
 
     Raises:
       ValueError: if there is no such row.

@@ -1,4 +1,4 @@
-"""Top-H: a cut by bounded entropy (Baghaei Potraghloo et al. 2025, arXiv:2509.02510, algorithm 1), as `transformers` has it."""
+"""Top-H: a cut by bounded entropy (Baghaei Potraghloo et al. 2025, arXiv:2509.02510, algorithm 1), as in `transformers`."""
 
 import dataclasses
 

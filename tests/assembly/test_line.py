@@ -53,7 +53,7 @@ def test_a_path_is_one_only_where_it_exists(tmp_path, monkeypatch):
     ("text", "message"),
     (
         ('draft:model="a+b,length=3', "the quote before 'a\\+b,length=3' has no end"),
-        ('draft:model="a"b', "'b' follows a quote's end"),
+        ('draft:model="a"b', "'b' follows the quote's end"),
     ),
 )
 def test_bad_quotes(text, message):

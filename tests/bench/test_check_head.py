@@ -111,7 +111,7 @@ def test_the_verdict_names_what_to_try():
     "words,message",
     [
         (("bare", "nowhere"), "unknown head 'nowhere'"),
-        (("bare", "prompt_lookup"), "is no drafter with a trained head"),
+        (("bare", "prompt_lookup"), "is not a drafter with a trained head"),
         (("bare", "HEAD", "a prompt"), "bare has neither model.safetensors nor"),
         (("whole", "HEAD", "a prompt"), "whole has no tokenizer: give prompts as lists of token ids"),
         (("nowhere", "HEAD"), "unknown model"),

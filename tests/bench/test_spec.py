@@ -30,7 +30,7 @@ def test_questions_are_counted_by_task(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"question_id": 1, "category": "qa"}, "line 1 is no question with question_id, category and turns"),
+        ({"question_id": 1, "category": "qa"}, "line 1 is not a question with question_id, category and turns"),
         ({"question_id": 1, "category": "frob", "turns": ["x"]}, "unknown category 'frob'; there are writing"),
         ({"question_id": 1, "category": "qa", "turns": []}, "turns must be texts"),
     ],

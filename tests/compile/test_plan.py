@@ -141,8 +141,8 @@ def test_what_does_not_fit_says_what_does(plan):
     ("words", "says"),
     [
         (("--topology", "v9:1"), "v5e, v5p, v6e, h100"),
-        (("--topology", "v5e:2x2x2"), "no slice of v5e"),
-        (("--topology", "t4:2"), "no slice of t4; there are 1"),
+        (("--topology", "v5e:2x2x2"), "not a slice of v5e"),
+        (("--topology", "t4:2"), "not a slice of t4; slices are 1"),
         (("--model", "no/such"), "meta-llama/Llama-3.1-8B"),
         (("--mesh", "data=1,model=8"), "give data=1,model=4"),
         (("--mesh", "rows=4"), "data, model, context"),

@@ -127,7 +127,7 @@ WRONG = {
     "plain:verifier=typical": "decode 'plain' has no field 'verifier'; it has steer, cache",
     "none:steer=(guidance:scale=2": "the parenthesis before .* has no end",
     'draft:model="runs': "the quote before .* has no end",
-    "none:verifier=(typical)x": "follows a parenthesis's end",
+    "none:verifier=(typical)x": "follows the parenthesis's end",
     '{"name": "beam"': "JSON",
 }
 
@@ -140,7 +140,7 @@ def test_what_no_line_is(line):
 
 WITH_A_MODEL = (
     ("tiny", {"decode": "beam", "drafter": "none"}, "a drafter is a way to decode, and decode names one too"),
-    ("tiny", {"drafter": "beam"}, "'beam' is no drafter, see `specjax drafters`: give it as decode"),
+    ("tiny", {"drafter": "beam"}, "'beam' is not a drafter, see `specjax drafters`: give it as decode"),
     ("tiny", {"decode": 3}, "decode is a way to decode .* or its line of text, not 3"),
     ("tiny", {"decode": "none:length=8"}, "drafter 'none' has no field 'length'"),
     ("tiny", {"decode": "none:verifier=better"}, "unknown verifier 'better'"),

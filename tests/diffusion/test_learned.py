@@ -55,7 +55,7 @@ def test_a_damaged_filter_is_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match=f"{file} is damaged, or no file of safetensors"):
         read_filter(file)
     save_file({"first.kernel": np.zeros((4, 2), np.float32)}, file)
-    with pytest.raises(ValueError, match="is no filter: it holds first.kernel in place of"):
+    with pytest.raises(ValueError, match="is not a filter: it holds first.kernel in place of"):
         read_filter(file)
 
 

@@ -145,7 +145,7 @@ def test_bad_heads_are_refused():
         Eagle3(taps=(2, 1)).bind(TARGET)
     with pytest.raises(ValueError, match="inner must not be negative"):
         Eagle3(inner=-1).bind(TARGET)
-    with pytest.raises(ValueError, match="eagle3: 6 heads are no multiple of 4 kv_heads: choose both"):
+    with pytest.raises(ValueError, match="eagle3: 6 heads are not a multiple of 4 kv_heads: choose both"):
         Eagle3(heads=6).bind(TARGET)
     with pytest.raises(ValueError, match="dflash: head_dim=5 does not fit the rope"):
         DFlash(head_dim=5).bind(TARGET)

@@ -160,11 +160,11 @@ def test_measured_rates_are_what_a_plan_counts_with(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("no json", "no file of measured rates"),
-        ("{}", "no file of measured rates"),
+        ("no json", "not a file of measured rates"),
+        ("{}", "not a file of measured rates"),
         ('{"rates": {"v5e": {"flops": 1.0}}}', "has no rates of a h100; it has v5e"),
         ('{"rates": {"h100": {"flops": -1.0}}}', "flops of h100 must be a number above 0, not -1.0"),
-        ('{"rates": {"h100": {"flops": "fast"}}}', "no file of measured rates"),
+        ('{"rates": {"h100": {"flops": "fast"}}}', "not a file of measured rates"),
     ],
 )
 def test_a_file_of_rates_that_is_none_is_refused(tmp_path, text, says):

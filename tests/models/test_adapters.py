@@ -225,7 +225,7 @@ def test_matrices_that_do_not_fit_are_named(references, tmp_path):
     (
         (
             lambda own: own.update({"base_model.model.model.embed_tokens.lora_embedding_A": own["a"]}),
-            "embedding_A is no LoRA",
+            "embedding_A is not a LoRA",
         ),
         (
             lambda own: own.pop("base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"),
@@ -235,7 +235,7 @@ def test_matrices_that_do_not_fit_are_named(references, tmp_path):
             lambda own: own.pop("base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"),
             "up_proj.weight has no lora_A",
         ),
-        (lambda own: own.clear() or own.update(x=np.ones(1, np.float32)), "x is no LoRA matrix of a linear layer"),
+        (lambda own: own.clear() or own.update(x=np.ones(1, np.float32)), "x is not a LoRA matrix of a linear layer"),
         (lambda own: own.clear(), "holds no LoRA matrices"),
     ),
 )

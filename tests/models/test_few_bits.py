@@ -215,9 +215,9 @@ def test_groups_of_no_size_are_as_long_as_divides(folders):
     ("line", "said"),
     (
         ("int3", "unknown weights 'int3'; give int8, int4, fp8"),
-        ("int4:size=32", "'size=32' is no setting; give"),
-        ("int4:group=-1", "'group=-1' is no setting"),
-        ("int8:vocab=perhaps", "'vocab=perhaps' is no setting"),
+        ("int4:size=32", "'size=32' is not a setting; give"),
+        ("int4:group=-1", "'group=-1' is not a setting"),
+        ("int8:vocab=perhaps", "'vocab=perhaps' is not a setting"),
         (
             "int4:group=128",
             r"groups of 128 inputs do not divide every matrix \(\d+ with 64 inputs, such as layers.0.attention.k.*\): "

@@ -169,7 +169,7 @@ def test_what_gemma_4_cannot_have_here_is_named():
         ({"rope_parameters": 3}, "rope_parameters must be an object, not 3"),
         ({"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention must be an object"),
         ({"per_layer_config": [1]}, "per_layer_config must be an object"),
-        ({"per_layer_config": {"a": {}}}, "per_layer_config has 'a', which is no number of a layer"),
+        ({"per_layer_config": {"a": {}}}, "per_layer_config has 'a', which is not a layer's number"),
         ({"per_layer_config": {"05": 3}}, "per_layer_config.05 must be an object"),
         (
             {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},

@@ -88,7 +88,7 @@ def test_what_is_packed_wrongly_is_named(packed, tmp_path):
     for i, (change, said) in enumerate((
         (lambda own: own.pop(f"{name}_scales"), f"{name}_blocks and {name}_scales come together"),
         (lambda own: own.pop(f"{name}_blocks"), f"unused {name}_scales"),
-        (lambda own: own.update({f"{name}_scales": own[f"{name}_scales"][:, 1:]}), "are no blocks of 16 bytes"),
+        (lambda own: own.update({f"{name}_scales": own[f"{name}_scales"][:, 1:]}), "are not blocks of 16 bytes"),
         (lambda own: own.update({f"{name}_scales": own[f"{name}_scales"].astype(np.int32)}), "_scales I32 "),
         (lambda own: own.update({"model.norm.weight": np.zeros(64, np.uint8)}), "model.norm.weight has type U8, weights"),
     )):  # fmt: skip

@@ -76,7 +76,7 @@ def test_what_does_not_belong_is_refused(target, tmp_path):
     with pytest.raises(ModelError, match="unknown head for eagle1 'nowhere'"):
         load_head("nowhere", "eagle1", Eagle, target)
     saved(tmp_path / "m", "medusa", target)
-    with pytest.raises(ModelError, match="was made with layers=2, which cannot be 3"):
+    with pytest.raises(ModelError, match="was made with layers=2, so it cannot be 3"):
         load_head(tmp_path / "m", "medusa", Medusa, target, layers=3)
 
 

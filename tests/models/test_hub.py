@@ -338,7 +338,7 @@ def test_a_folder_in_another_format_is_told_what_to_do(tiny):
     with pytest.raises(ModelError, match="has no config.json; .*; it holds consolidated.safetensors, a format that is"):
         models.load(tiny)
     (tiny / "consolidated.safetensors").rename(tiny / "tiny-Q4.gguf")
-    with pytest.raises(ModelError, match="tiny-Q4.gguf is no GGUF file: it does not begin with the letters GGUF"):
+    with pytest.raises(ModelError, match="tiny-Q4.gguf is not a GGUF file: it does not begin with the letters GGUF"):
         models.load(tiny)
 
 

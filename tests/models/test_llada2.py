@@ -169,7 +169,7 @@ def test_the_published_size():
         ({"topk_group": 1}, "num_experts_per_tok 3 is above 2, the experts to choose from"),
         ({"n_group": None}, "whole numbers for: n_group"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
-        ({"partial_rotary_factor": 0.4}, "rotates 3 channels, no even number"),
+        ({"partial_rotary_factor": 0.4}, "rotates 3 channels, which must be an even number"),
         ({"routed_scaling_factor": "x"}, "routed_scaling_factor must be a positive number, not 'x'"),
         ({"first_k_dense_replace": 3}, "first_k_dense_replace 3 leaves no layer with experts"),
         ({"num_shared_experts": -1}, "whole numbers for: num_shared_experts"),

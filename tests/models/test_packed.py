@@ -307,7 +307,7 @@ CHANGED = (  # a flag of a file that is turned alone, and what is said
     ("pack4", {"transform_config": {"r1": {}}}, "transform_config .* are not read"),
     ("pack4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity format 'sparse-24-bitmask'"),
     ("pack4", {"quant_method": "fp6"}, "quant_method 'fp6'; weights are read in float32"),
-    ("int8", {"format": "pack-quantized"}, "weight_shape is no two integers"),
+    ("int8", {"format": "pack-quantized"}, "weight_shape is not two integers"),
     ("int8", {"type": "float"}, "in int-quantized of type 'float'"),
     ("int8", {"strategy": "tensor"}, "weight_scale is"),
     ("float8", {"format": "naive-quantized", "type": "int"}, "weight is F8_E4M3 .* not a matrix in I8"),
@@ -367,7 +367,7 @@ def test_tensors_that_are_wrong_are_named(made, tmp_path):
     for i, (case, part, change, said) in enumerate((
         ("pack4", "weight", np.zeros((64, 64), np.float32), f"{name} has a plain weight beside weight_packed"),
         ("pack4", "weight_shape", np.array([64, 0]), "weight_shape says"),
-        ("pack4", "weight_shape", np.array([64.0, 64.0], np.float32), "weight_shape is no two integers"),
+        ("pack4", "weight_shape", np.array([64.0, 64.0], np.float32), "weight_shape is not two integers"),
         ("pack4", "weight_shape", np.array([64, 60]), "has shape .* config.json says"),
         ("pack4_ordered", "weight_g_idx", np.full(64, 4, np.int32), "names groups from 4 to 4, and there are 4"),
         ("int8", "weight", np.zeros((64, 64), np.float32), f"{name}.weight is F32 .* not a matrix in I8"),

@@ -215,7 +215,7 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
     drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
     assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
     words = ["medusa", "--start", out, "--output", tmp_path / "more", *SMALL, "--steps", 1]
-    assert "was made with heads=4, which cannot be 2" in refused("medusa:heads=2", *words[1:])
+    assert "was made with heads=4, so it cannot be 2" in refused("medusa:heads=2", *words[1:])
     assert "the head of --start has its own" in refused(*words, "--draft-vocabulary", 8)
     status, err = train(*words, "--learning-rate", 1e-12, "--save-dtype", "float16")  # moves nothing that is written
     assert status == 0, err

@@ -1,7 +1,7 @@
-"""Other libraries over the weights of a bench. A line a peer."""
+"""Other libraries that run with the weights of a bench, one line per peer."""
 
 from specjax.bench.peers.with_llama_cpp import llama_cpp_peers
 from specjax.bench.peers.with_transformers import transformers_peers
 
 PEERS = {"transformers": transformers_peers, "llama.cpp": llama_cpp_peers}
-"""Makes the contestants of a peer, by its name."""
+"""Functions that make a peer's contestants, by its name."""

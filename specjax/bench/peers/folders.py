@@ -1,4 +1,4 @@
-"""What is written for peers to read: the target's and a draft model's weights as Hugging Face folders."""
+"""Hugging Face folders for peers: the weights of the target and of a draft model."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from specjax.models.widening import untied
 
 
 def target_folder(engine: Any, scratch: Path, widened: bool = False) -> Path:
-    """Where the target's weights lie: its own folder; of a GGUF file, widened or with an adapter a new one."""
+    """The folder of the target's weights: its own, or a new one if it is a GGUF file, widened or has an adapter."""
     model = engine.model
     own = not widened and model.adapter is None and model.path.is_dir()
     return model.path if own else written(model.lm, model.params, scratch)
 
 
 def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:
-    """An engine's draft model and its parameters, where it has one of Llama's family."""
+    """An engine's draft model and its parameters, if it has one of the Llama family."""
     drafter = getattr(engine.decoder, "drafter", None)
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, LlamaLM):
         return drafter.lm, engine.params["draft"]
@@ -25,6 +25,6 @@ def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:
 
 
 def written(lm: LlamaLM, params: Any, folder: Path) -> Path:
-    """A new folder with a model in it; a divided head is written apart from the embedding."""
+    """Writes a model to a new folder; a divided head is written separately from the embedding."""
     models.save(folder, *untied(lm, params) if lm.config.head.logits_scaling != 1 else (lm, params))
     return folder

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: our weights as a GGUF file, read by llama-cpp-python; token ids in, token ids out."""
+"""llama.cpp as a peer: llama-cpp-python reads our weights from a GGUF file; inputs and outputs are token ids."""
 
 import dataclasses
 import itertools
@@ -18,18 +18,18 @@ from specjax.bench.run import Lap
 from specjax.models.tensors import read_folder
 
 LOOKED_UP, DRAFTED = 10, 4
-"""Tokens that its prompt lookup proposes (the default of its class), and those of our wrapper of a draft model."""
+"""Tokens proposed by its prompt lookup (the default of its class), and by our wrapper of a draft model."""
 SPARE = 64
-"""Slots after the longest text, for proposals that reach beyond it."""
+"""Slots beyond the longest text, for proposals that reach beyond it."""
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 NEEDS = "--peer llama.cpp needs its packages: pip install 'specjax[peers]' (which builds llama.cpp, for some minutes)"
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """A Hugging Face folder's weights as a float32 GGUF file whose tokenizer is of no use.
+    """Writes a Hugging Face folder's weights as a float32 GGUF file with a placeholder tokenizer.
 
     Raises:
-      ValueError: when gguf is not installed, or for a model of another family than Llama, Qwen2 and Qwen3.
+      ValueError: if gguf is not installed, or for a model that is not of the families Llama, Qwen2 and Qwen3.
     """
     try:
         import gguf
@@ -46,7 +46,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     head = config.get("head_dim") or config["hidden_size"] // heads
     writer = gguf.GGUFWriter(str(file), ARCHITECTURES[name])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("llama")  # it needs one: these names stand for nothing
+    writer.add_tokenizer_model("llama")  # it needs one: these names are placeholders
     writer.add_token_list([f"token {i}" for i in range(config["vocab_size"])])
     writer.add_token_types([gguf.TokenType.NORMAL] * config["vocab_size"])
     writer.add_block_count(layers)
@@ -76,7 +76,7 @@ def write_gguf(folder: Path, file: Path) -> None:
 
 
 def interleaved(kernel: np.ndarray, heads: int) -> np.ndarray:
-    """Rows `[H * D, E]` of a kernel whose rope turns halves of a head, for one that turns neighbours.
+    """Rows `[H * D, E]` of a kernel, reordered from a rope over halves of a head to a rope over neighbours.
 
     >>> interleaved(np.arange(4)[:, None], 1)[:, 0].tolist()
     [0, 2, 1, 3]
@@ -87,14 +87,14 @@ def interleaved(kernel: np.ndarray, heads: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class LlamaCppPeer:
-    """`llama_cpp.Llama.generate`, a text at a time: the package decodes no batches.
+    """`llama_cpp.Llama.generate`, one text at a time: the package does not decode batches.
 
     Attributes:
-      llama: what generates.
-      requests: what to complete: the `ids` and `max_new_tokens` of each.
-      how: of the sampler.
+      llama: the generating `llama_cpp.Llama`.
+      requests: the `ids` and `max_new_tokens` of each prompt.
+      how: the sampler's settings.
       eos: ids that end a text.
-      draft: the `llama_cpp.Llama` that drafts for it; None where none does.
+      draft: the `llama_cpp.Llama` that drafts for it; None if none does.
     """
 
     llama: Any
@@ -112,7 +112,7 @@ class LlamaCppPeer:
         return Lap(tokens, time.perf_counter() - began)
 
     def _complete(self, request: Any) -> Iterator[int]:
-        for llama in (self.llama, self.draft):  # else a prompt that begins like the last one would be read for nothing
+        for llama in (self.llama, self.draft):  # else a prompt like the last one would be prefilled for free
             if llama is not None:
                 llama.reset()
         for token in self.llama.generate(list(request.ids), **self.how):
@@ -122,11 +122,12 @@ class LlamaCppPeer:
 
 
 def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]) -> dict[str, LlamaCppPeer]:
-    """What llama.cpp decodes with, by mode: plainly, with the package's prompt lookup, and with the draft model of the first of
-    our engines that has one in a wrapper of our own, since the package has none.
+    """The contestants of llama.cpp by mode: plain, with the package's prompt lookup, and with a draft model.
+
+    The draft model is that of our first engine with one, in our own wrapper, since the package has none.
 
     Raises:
-      ValueError: when its packages are not installed, on another type than float32, or on a model that it does not know.
+      ValueError: if its packages are not installed, on a type other than float32, or on a model that it does not know.
     """
     plain = next(iter(engines.values()))
     if plain.model.dtype.name != "float32":
@@ -146,11 +147,11 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
             write_gguf(folder, file)
             return Llama(
                 str(file), n_ctx=slots, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False,
-                seed=options.seed, draft_model=drafts, logits_all=drafts is not None,  # else it has rows for a batch alone
+                seed=options.seed, draft_model=drafts, logits_all=drafts is not None,  # else only for a batch's rows
             )  # fmt: skip
 
     class SecondLlama(LlamaDraftModel):
-        """Its greedy continuation; what it has read of a text stays in its cache until the next one."""
+        """Drafts the model's greedy continuation; its cache keeps the text read so far until the next text."""
 
         def __init__(self, llama: Any):
             self.llama = llama

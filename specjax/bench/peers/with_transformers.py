@@ -1,4 +1,4 @@
-"""transformers as a peer, with its own speculation."""
+"""transformers as a peer, with its own speculative decoding."""
 
 import dataclasses
 import tempfile
@@ -21,10 +21,10 @@ class TransformersPeer:
 
     Attributes:
       model: from `load`.
-      requests: what to complete: the `ids` and `max_new_tokens` of each.
+      requests: the `ids` and `max_new_tokens` of each prompt.
       batch_size: rows of a batch.
-      how: what `generate` is told besides.
-      seed: torch's, before every round.
+      how: further arguments of `generate`.
+      seed: torch's seed, set before every round.
       eos: ids that end a text.
     """
 
@@ -37,10 +37,10 @@ class TransformersPeer:
 
     @staticmethod
     def load(folder: Path, dtype: str, eos: tuple[int, ...] = ()) -> Any:
-        """The folder as a transformers model that stops at these ids and no others, and is told the rest.
+        """The folder as a transformers model that stops only at these ids; other settings are arguments of `generate`.
 
         Raises:
-          ValueError: when torch is not installed.
+          ValueError: if torch is not installed.
         """
         try:
             import torch
@@ -84,11 +84,13 @@ class TransformersPeer:
 def transformers_peers(
     options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]
 ) -> dict[str, TransformersPeer]:
-    """What transformers decodes with, by mode: plainly, and at batch 1 with its prompt lookup and with the draft model of the
-    first of our engines that has one, as assistant.
+    """The contestants of transformers by mode: plain and, at batch 1, with its prompt lookup and with an assistant
+    model.
+
+    The assistant is the draft model of our first engine with one.
 
     Raises:
-      ValueError: when torch is not installed, or no format of transformers has the model.
+      ValueError: if torch is not installed, or if transformers has no format for the model.
     """
     plain = next(iter(engines.values()))
     dtype, eos = plain.model.dtype.name, () if options.ignore_eos else plain.model.eos_ids
@@ -112,7 +114,7 @@ def transformers_peers(
 
 
 def ended(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
-    """A row of a batch as far as its end, itself included; padding follows.
+    """A row of a batch up to and including its end token, without the padding after it.
 
     >>> ended([5, 2, 0, 0], (2,))
     [5, 2]

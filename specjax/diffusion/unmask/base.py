@@ -1,4 +1,4 @@
-"""The contract of an unmask policy, and what policies share: confidences and ranks."""
+"""The contract of an unmask policy, with the confidences and ranks that policies share."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""As many as an entropy budget allows: the EB-Sampler (Ben-Hamu et al. 2025, arXiv:2505.24857, algorithm 1)."""
+"""As many predictions as an entropy budget allows: the EB-Sampler (Ben-Hamu et al. 2025, arXiv:2505.24857, algorithm 1)."""
 
 import dataclasses
 

@@ -19,15 +19,15 @@ PyTree = Any
 class Acceptance(Rule):
     """SpecDec++: stops once the chance that a token so far is rejected exceeds the threshold.
 
-    A head of residual blocks reads the draft's feature after a token and says how likely that token is accepted. The test
-    below token i covers tokens 1 to i - 1: token i was drafted before its own feature exists. `params` is {`blocks`:
-    [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, 2]`, `bias` `[2]`}; logit 1 is acceptance.
+    A head of residual blocks reads the draft's feature after a token and predicts how likely that token is accepted.
+    The test below token i covers tokens 1 to i - 1, because token i was drafted before its own feature exists. `params`
+    is {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, 2]`, `bias` `[2]`}; logit 1 is acceptance.
 
     Attributes:
       threshold: in [0, 1]; 0 stops after `shortest` tokens, 1 never stops.
       shortest: tokens that are always drafted.
       layers: residual blocks.
-      draft: whose features the head reads; None until it is bound.
+      draft: the model whose features the head reads; None until the rule is bound.
     """
 
     about = About(
@@ -67,7 +67,7 @@ class Acceptance(Rule):
         return TrainAcceptance
 
     def param_shardings(self, mesh: Any, params: PyTree) -> PyTree:
-        """Where they lie on a mesh: whole on every device."""
+        """Where the parameters lie on a mesh: whole on every device."""
         return replicated(mesh, params)
 
     def start(self, params, state, view, length, hidden):

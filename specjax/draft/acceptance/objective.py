@@ -13,18 +13,21 @@ from specjax.objectives.means import MEAN
 
 @dataclasses.dataclass(frozen=True)
 class TrainAcceptance(Objective):
-    """Target and draft are frozen: `target_params` is the pair of their parameters.
+    """Trains the acceptance head. Target and draft are frozen: `target_params` is the pair of their parameters.
 
-    At every token of a text the draft draws another one after the same prefix. Its label is `min(1, p/q)`, the chance that
-    speculative sampling keeps it, and the head reads the draft's feature after it. (The paper draws whole responses, so that
-    later tokens follow drawn ones; here every drawn token follows the text, and none follows a rejected one.) Two-class
-    cross-entropy, rejection weighted `reject`, over the weighted mass of labels. `acceptance` is the mean label, which does not
-    depend on the head, and `error` how far the head's chances lie from the labels.
+    At every token of a text the draft draws another one after the same prefix. The label is `min(1, p/q)`, the chance
+    that speculative sampling keeps the drawn token, and the head reads the draft's feature after it. The paper draws
+    whole responses, so that later tokens follow drawn ones; here every drawn token follows the text, and none follows a
+    rejected one.
+
+    The loss is the two-class cross-entropy, with rejection weighted `reject`, over the weighted mass of labels.
+    `acceptance` is the mean label, which does not depend on the head, and `error` is the distance of the head's chances
+    from the labels.
 
     Attributes:
       target: the target.
       lm: the draft.
-      rule: whose head is trained.
+      rule: the rule whose head is trained.
       reject: weight of a rejection; acceptance weighs 1.
     """
 
@@ -72,7 +75,7 @@ class TrainAcceptance(Objective):
         drawn = jax.vmap(jax.random.categorical)(keys, q).astype(jnp.int32)
         pick = lambda dist: jnp.take_along_axis(dist, drawn[:, :, None], axis=2)[:, :, 0]
         label = jnp.exp(jnp.minimum(pick(p) - pick(q), 0.0))
-        # a drawn token stands where the text's token t + 1 does, and sees the text before it and itself
+        # a drawn token takes the place of the text's token t + 1, and sees the text before it and itself
         rows, length = batch.tokens.shape
         before = jnp.broadcast_to(jnp.arange(length - 1)[None], drawn.shape)
         text = (jnp.arange(length)[None, None] <= before[:, :, None]) & batch.seen(before)

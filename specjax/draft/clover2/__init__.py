@@ -20,17 +20,18 @@ from specjax.models.kv_heads import merged
 class Clover2(FeatureDrafter):
     """Two decoder layers over (feature, next token) make a state; every drafted token is mixed into it without attention.
 
-    It reads the target's last layer before the final norm. `params["draft"]` is CloverHead's, and optionally `head`:
-    {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens, and `embed`: {`embedding` `[V, E]`} where tokens are embedded
-    otherwise than by the target.
+    It reads the target's last layer before the final norm. `params["draft"]` is CloverHead's. It optionally holds
+    `head`: {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens, and `embed`: {`embedding` `[V, E]`} if the
+    embedding is not the target's.
 
     Attributes:
       expander: turns next-token distributions into a tree.
       layers: decoder layers before the heads.
-      published: the authors' network (XiaoBin1992/clover): augmenting blocks `W h + b` and `W [h; e] + b`, and tokens embedded
-        by the rows of the target's head, which are not trained. Else, as a small head trained here has them,
-        `h + silu(W h + b)` and `h + silu(W [h; e] + b)`, and the target's own embedding.
-      config: the layers' `ModelConfig`; None: the target's own sizes.
+      published: whether the network is the authors' (XiaoBin1992/clover): augmenting blocks `W h + b` and
+        `W [h; e] + b`, and tokens embedded by the rows of the target's head, which are not trained. Otherwise, as in a
+        small head trained here, they are `h + silu(W h + b)` and `h + silu(W [h; e] + b)`, with the target's own
+        embedding.
+      config: the layers' `ModelConfig`; None for the target's own sizes.
     """
 
     about = About(
@@ -102,7 +103,7 @@ class Clover2(FeatureDrafter):
         return output.hidden[self.target.num_layers - 1]
 
     def embed(self, params, tokens):
-        """As of any head; its table is not trained."""
+        """As in any head; its table is not trained."""
         return jax.lax.stop_gradient(super().embed(params, tokens))
 
     def read(self, params, features, block, cache, past=None):
@@ -124,6 +125,5 @@ class Clover2(FeatureDrafter):
         return Proposal(tree, draft)
 
     def dist(self, params, h, embeds):
-        """The distribution `[B, T, U]` of a state, given the embedding of the token mixed in last; None for the first
-        head."""
+        """The distribution `[B, T, U]` of a state, given the embedding of the last token mixed in; None for the first head."""
         return draft_logits(self.target, params, self.head.outputs(params["draft"], h, embeds))

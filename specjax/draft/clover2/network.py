@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 class RegressiveBlock(nnx.Module):
-    """Mixes a token's embedding into a state: a gate per head, the cosine of query and key, scales the value."""
+    """Mixes a token's embedding into a state: one gate per head, the cosine of query and key, scales the value."""
 
     def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         size = config.hidden_size
@@ -71,7 +71,7 @@ class CloverHead:
     """The modules as functions of a params pytree.
 
     Attributes:
-      config: of the decoder layers before the heads.
+      config: the config of the decoder layers before the heads.
       linear: whether the augmenting blocks are linear, as published.
     """
 
@@ -103,7 +103,7 @@ class CloverHead:
         return self.bind(params).next(h, embeds.astype(h.dtype))
 
     def outputs(self, params: Any, h: Array, embeds: Array | None) -> Array:
-        """What the language-model head reads, `[B, T, E]`: of the first head without `embeds`, of the others with."""
+        """The input of the language-model head, `[B, T, E]`: without `embeds` for the first head, with them for the others."""
         model = self.bind(params)
         if embeds is None:
             mixed = model.augment(h)

@@ -9,8 +9,9 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainClover2(HeadObjective):
-    """The target is frozen; head i learns its distribution i tokens further on, weighted `decay ** i`. Distributions
-    alone are fitted: the paper's regression of states to the target's features is left out, as EAGLE-3 does.
+    """The target is frozen; head i learns its distribution i tokens further on, weighted `decay ** i`.
+
+    Only distributions are fitted; the paper's regression of states to the target's features is left out, as in EAGLE-3.
 
     Attributes:
       heads: how many tokens are drafted in training.

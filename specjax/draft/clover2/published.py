@@ -1,4 +1,4 @@
-"""The layout of Clover-2's heads (XiaoBin1992/clover): its module's state, which has the target's head and a copy of that."""
+"""The layout of Clover-2's heads (XiaoBin1992/clover): its module's state, with the target's head and a copy of it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _MODULE = "clover_head_mlp"
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of a Clover-2 head.
 
-    Its layers rotate with base 10,000 and whole heads, whatever the file says of both: so its code has it.
+    Its layers rotate whole heads with base 10,000, whatever the file says, because its code does so.
     """
     check_flags(reader, config, "bias", "medusa_num_heads", "medusa_num_layers", "num_heads", "num_layers")
     found = [name.split(".")[1] for name in reader.tensors if name.startswith("layers.")]

@@ -17,29 +17,29 @@ from specjax.lm import Block, Wants
 
 @dataclasses.dataclass(frozen=True)
 class DFlash(FeatureDrafter):
-    """The last token and masks after it, read once by a few decoder layers whose cache is made of the target's
-    features.
+    """A few decoder layers read the last token and masks after it once; their cache is made from the target's features.
 
-    The distributions of a block do not depend on what is drafted, so that any tree no deeper than the block costs one
+    The distributions of a block do not depend on the drafted tokens, so any tree no deeper than the block costs one
     pass.
 
-    `params["draft"]` is DFlashHead's, with `mask`: {`embedding` `[1, E]`}, and optionally `head`: {`kernel` `[E, U]`}, `ids`
-    `[U]` and `embed`: {`embedding` `[V, E]`}, where they are not the target's.
+    `params["draft"]` is DFlashHead's, with `mask`: {`embedding` `[1, E]`}. It optionally holds `head`: {`kernel`
+    `[E, U]`}, `ids` `[U]` and `embed`: {`embedding` `[V, E]`}, if they are not the target's.
 
     Attributes:
       expander: turns the distributions into a tree; no deeper than `drafts`.
       taps: the layers whose outputs are fused; empty: see `default_taps`.
-      layers: decoder layers, where `config` does not say it.
-      inner: the width of their MLPs; 0: what `config` says, or the target's.
-      heads: of their attention; 0: likewise.
-      kv_heads: likewise.
-      head_dim: the width of a head; 0: likewise.
+      layers: decoder layers, if `config` does not say it.
+      inner: the width of their MLPs; 0 for the config's, or the target's.
+      heads: heads of their attention; 0 for the config's, or the target's.
+      kv_heads: key and value heads; 0 for the config's, or the target's.
+      head_dim: the width of a head; 0 for the config's, or the target's.
       block: slots of a block.
-      from_anchor: whether the first slot, the last token's, predicts the one after it; else each predicts its own token.
+      from_anchor: whether the first slot, the last token's, predicts the token after it; otherwise each slot predicts
+        its own token.
       causal: whether no slot sees a later one.
-      mask: the id whose embedding the mask starts from, and which a published file goes by that names none; -1: the mean.
-      config: the layers' `ModelConfig`; None: the target's own sizes.
-      windows: what slots see in layers of it that have one.
+      mask: the id whose embedding the mask starts from, also for a published file that names none; -1 for the mean.
+      config: the layers' `ModelConfig`; None for the target's own sizes.
+      windows: what slots see in layers of it with a window.
     """
 
     about = About(
@@ -67,7 +67,7 @@ class DFlash(FeatureDrafter):
     windows: Windows = Windows()
 
     feature_size = 1
-    """Nothing but the cache is kept of a feature."""
+    """Only the cache is kept of a feature."""
 
     @property
     def drafts(self) -> int:
@@ -133,14 +133,14 @@ class DFlash(FeatureDrafter):
         return delta.key[-1][:, :, 0, :1], delta
 
     def slots(self, params, tokens):
-        """The embeddings `[..., block, E]` of blocks that begin with `tokens` `[B, A]`."""
+        """The input embeddings `[..., block, E]` of blocks that begin with `tokens` `[B, A]`."""
         first = self.embed(params, tokens)[:, :, None]
         mask = params["draft"]["mask"]["embedding"].astype(first.dtype)
         masks = jnp.broadcast_to(mask[None, None], (*tokens.shape, self.block - 1, first.shape[-1]))
         return jnp.concatenate([first, masks], axis=2)
 
     def outputs(self, params, draft, view):
-        """What the slots that draft say, `[B, drafts, E]`, normed."""
+        """The outputs of the drafting slots, `[B, drafts, E]`, normed."""
         embeds = self.slots(params, view.root[:, None])[:, 0]
         positions = draft.length[:, None] + jnp.arange(self.block)[None]
         tokens = jnp.broadcast_to(view.root[:, None], positions.shape)
@@ -161,7 +161,7 @@ class DFlash(FeatureDrafter):
 
 
 def default_taps(layers: int, draft_layers: int) -> tuple[int, ...]:
-    """Outputs that a head of some layers reads: see `published_taps`; of a small model EAGLE-3's."""
+    """The outputs that a head of some layers reads: see `published_taps`; for a small model EAGLE-3's."""
     return few_taps(layers) if layers < 12 else published_taps(layers, draft_layers)
 
 

@@ -1,7 +1,9 @@
-"""DFlash's draft layers (arXiv:2602.06036): a block of masked tokens over keys and values made of the target's features.
+"""DFlash's draft layers (arXiv:2602.06036): a block of masked tokens over keys and values made from the target's features.
 
-Slot i of the cache holds keys and values of feature i, at its own position; they pass through no layer. A block begins with
-the last token and goes on with masks; its slots see the cache and, in layers without a window, each other.
+Slot i of the cache holds keys and values of feature i, at its own position; features pass through no layer. A block
+begins with the last token and continues with masks. Its slots see the cache and, in layers without a window, each
+other.
+
 Shapes: `B` rows, `T` slots, `E` width, `C` taps.
 """
 
@@ -36,13 +38,13 @@ class DFlash(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class DFlashHead:
-    """The module as functions of a params pytree, of which keys that belong to vocabulary and embeddings are ignored.
+    """The module as functions of a params pytree; keys for vocabulary and embeddings are ignored.
 
     Attributes:
       config: of its layers.
       taps: how many of the target's layers are fused.
-      causal: whether all layers are causal inside a block.
-      target_size: the target's width where it is not the head's; None: the same.
+      causal: whether all layers are causal within a block.
+      target_size: the target's width if it differs from the head's; None: the same.
       windows: what slots see in layers with a window.
     """
 
@@ -57,7 +59,7 @@ class DFlashHead:
         return nnx.to_pure_dict(nnx.split(DFlash(self, dtype, nnx.Rngs(key)))[1])
 
     def context(self, params: Any, features: Array, positions: Array) -> KVDelta:
-        """What features `[B, T, C * target_size]` at `positions` `[B, T]` leave in the cache, one entry for all layers."""
+        """The cache entries of features `[B, T, C * target_size]` at `positions` `[B, T]`, one entry for all layers."""
         module = self._bound(params)
         c = module.hidden_norm(module.fc(features.astype(params["fc"]["kernel"].dtype)))
         rope = self.config.tables(positions)
@@ -68,14 +70,14 @@ class DFlashHead:
         self, params: Any, embeds: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None,
         begins: Array | None = None,
     ) -> Array:  # fmt: skip
-        """Normed outputs `[B, T, E]` of blocks, to be read off with a head.
+        """Normed outputs `[B, T, E]` of blocks, for the language-model head.
 
         Args:
           params: from `init`.
           embeds: `[B, T, E]`, of the last token and the masks after it.
           block: positions and visibility of the slots; without `visible` they are one block, `causal` or not.
           cache: of the features before the block.
-          past: features that are in no cache; then `block.visible` says who sees them.
+          past: features that are in no cache; then `block.visible` says which slots see them.
           begins: `[B, T]`, where each slot's block begins; None: there is one block, which begins with the first slot.
         """
         module, positions = self._bound(params), block.positions
@@ -100,12 +102,12 @@ class DFlashHead:
 
 
 def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array]:
-    """A layer's keys and values `[B, T, K, H]` of `[B, T, E]`, as it makes them of its own slots."""
+    """A layer's keys and values `[B, T, K, H]` from `[B, T, E]`, computed as for its own slots."""
     return attention.keys(x, rope), attention.values(x)
 
 
 def _causal(block: Block, positions: Array) -> Block:
-    """The same block, whose slots see none after themselves. Features lie before them in any case."""
+    """The same block, in which no slot sees a later one. Features come before the slots in any case."""
     if block.visible is None:
         return dataclasses.replace(block, causal=True)
     before = positions[:, None, :] <= block.positions[:, :, None]

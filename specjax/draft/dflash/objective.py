@@ -21,13 +21,15 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainDFlash(HeadObjective):
-    """The target is frozen; a block is compared with the target's distributions along the text. The loss is one mean
-    over all places of all blocks, in which the j-th of a block weighs `exp(-(j - 1) / gamma)`, and counts as far as all
-    before it do.
+    """The target is frozen; a block is compared with the target's distributions along the text.
 
-    Blocks begin at different tokens, drawn anew for every batch, all those whose next one is to be predicted where there are no
-    more than `anchors` (the published number; `preset=small` has fewer). Unlike DeepSpec's one may begin at the prompt's last
-    token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's distributions.
+    The loss is one mean over all places of all blocks. The j-th place of a block weighs `exp(-(j - 1) / gamma)`, and
+    counts only if all before it do.
+
+    Blocks begin at different tokens, drawn anew for every batch. If at most `anchors` tokens have a next one to be
+    predicted, all of them are used (the published number; `preset=small` has fewer). Unlike DeepSpec's, a block may
+    begin at the prompt's last token, as drafts do here. `preset=paper` learns the text's own tokens in place of the
+    target's distributions.
 
     Attributes:
       anchors: blocks per row, at most.
@@ -61,15 +63,15 @@ class TrainDFlash(HeadObjective):
         return self.taken(told, mean), metrics
 
     def taken(self, told: dict[str, Any], mean: Mean) -> Array:
-        """The loss of all places from what `told` says of them."""
+        """The loss of all places, from the results of `told`."""
         return self.divergence.taken(told["numbers"], self.weights(told["due"]), mean, told["known"])
 
     def weights(self, due: Array) -> Array:
-        """What places `[B, A, drafts]` weigh, given which of them count."""
+        """The weights of places `[B, A, drafts]`, given which of them count."""
         return due * jnp.exp(-jnp.arange(due.shape[2])[None, None] / self.gamma)
 
     def _compared(self, own, teacher, past, places) -> dict[str, Any]:
-        """What `told` says of some blocks, which begin at `places` `[B, A]` where these are real; zeros where none is."""
+        """The results of `told` for some blocks, which begin at `places` `[B, A]` where these are real; zeros elsewhere."""
 
         def compare(places):
             h = outputs(self.drafter, own, past, teacher.batch, places[0])
@@ -79,7 +81,7 @@ class TrainDFlash(HeadObjective):
         return jax.lax.cond(places[1].any(), compare, nothing, places)
 
     def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
-        """What the loss and the metrics need of every place `[B, A, drafts]`, from outputs `[B, A, drafts, E]`."""
+        """The values of every place `[B, A, drafts]` for the loss and the metrics, from outputs `[B, A, drafts, E]`."""
         logits, more = self.dists(own, h, blocks)
         kept, agreed = jax.lax.stop_gradient(
             (acceptance(blocks.dists, logits, blocks.outside), agreement(blocks.dists, logits))
@@ -95,16 +97,17 @@ class TrainDFlash(HeadObjective):
         return told | more
 
     def dists(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
-        """The distributions `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs of every
-        place."""
+        """The distributions `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs for every
+        place.
+        """
         logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1]))
         return logits.reshape(*h.shape[:3], -1), {}
 
     def _blocks(self, teacher, at, real) -> "Blocks":
-        """What blocks at `at` `[B, A]` should say."""
+        """The targets of blocks at `at` `[B, A]`."""
         rows, length = teacher.batch.tokens.shape
         drafts = self.drafter.drafts
-        where = at[:, :, None] + jnp.arange(drafts + 1)[None, None]  # of the last token, and of those that are drafted
+        where = at[:, :, None] + jnp.arange(drafts + 1)[None, None]  # of the last token, and of the drafted tokens
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
         take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
@@ -120,11 +123,11 @@ class TrainDFlash(HeadObjective):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """What blocks should say.
+    """The targets of blocks.
 
     Attributes:
       tokens: `[B, A, 1 + drafts]`, the text's.
-      dists: `[B, A, drafts, U]`, the target's logits of all but the first.
+      dists: `[B, A, drafts, U]`, the target's logits for all but the first.
       due: `[B, A, drafts]` bool, which of them are to be predicted.
       known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Distribution`.
       labels: `[B, A, drafts]` int32, the columns of these tokens, -1 where the draft cannot say one.
@@ -144,7 +147,7 @@ def outputs(drafter, params, past: KVDelta, batch: Batch, at: Array) -> Array:
     Args:
       drafter: a bound DFlash.
       params: {"target": ..., "draft": ...}.
-      past: what the target's features `[B, T, ...]` leave in its cache (`DFlashHead.context`).
+      past: the cache entries of the target's features `[B, T, ...]` (`DFlashHead.context`).
       batch: the texts.
       at: `[B, A]`, where the blocks begin: a block sees the features before that.
     """

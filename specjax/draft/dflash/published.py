@@ -1,4 +1,4 @@
-"""The published layouts of DFlash (z-lab, SpecForge, DeepSpec, speculators), and what DSpark's share with them."""
+"""The published layouts of DFlash (z-lab, SpecForge, DeepSpec, speculators), and the part that DSpark's share with them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ _EITHER = (
     "confidence_head_alpha", "num_anchors", "lambda_base_start", "lambda_base_decay_ratio", "auf", "ce_loss_alpha",
     "l1_loss_alpha", "loss_decay_gamma", *MASKS,
 )  # fmt: skip
-"""What stands in `dflash_config` or beside it; the second half is of their training."""
+"""Fields in `dflash_config` or beside it; the second half concerns their training."""
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
@@ -37,10 +37,10 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def read_config(reader: Reader, config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The flags of a head of `kind`, side by side.
+    """The flags of a head of `kind`, at one level.
 
     Raises:
-      ModelError: on unknown ones, and those of another kind.
+      ModelError: for unknown flags, and for flags of another kind.
     """
     if speculators.is_one(config):
         config = speculators.flattened(reader, config, kind)
@@ -49,7 +49,7 @@ def read_config(reader: Reader, config: dict[str, Any], kind: str) -> dict[str, 
     projector = config.get("projector_type") or kind
     if projector != kind:
         raise ModelError(f"{reader.file}: projector_type is {projector!r}: a head for another drafter than {kind}")
-    if config.get("attention_mode") not in (None, "gqa", "mha"):  # which only checks how many kv-heads there are
+    if config.get("attention_mode") not in (None, "gqa", "mha"):  # which only checks the number of kv-heads
         raise ModelError(f"{reader.file}: attention_mode is {config['attention_mode']!r}; 'gqa' and 'mha' are read")
     return config
 
@@ -57,7 +57,7 @@ def read_config(reader: Reader, config: dict[str, Any], kind: str) -> dict[str, 
 def read_block(
     reader: Reader, config: dict[str, Any], target: Any, from_anchor: bool = False
 ) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of the layers that DFlash and DSpark share; `from_anchor` where the file does not say it."""
+    """Fields and parameters of the layers that DFlash and DSpark share; `from_anchor` applies if the file does not say it."""
     _refuse(reader, config, target)
     own = _layers(reader, config, target)
     size, wide = own.hidden_size, target.lm.config.hidden_size
@@ -87,7 +87,9 @@ def read_block(
 
 
 def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tuple[int, ...]) -> None:
-    """Raises ModelError on ids in another order than the target computes them, and notes where the original reads else."""
+    """Raises ModelError for ids in another order than the target computes them, and notes where the original reads
+    elsewhere.
+    """
     key = next((key for key in _TAPS if config.get(key)), _TAPS[0])
     ids = list(config.get(key) or taps)
     if ids != sorted(ids):
@@ -100,7 +102,7 @@ def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tupl
 
 
 def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """The config with what stands in `dflash_config` beside the rest."""
+    """The config with the contents of `dflash_config` beside the rest."""
     nested = an_object("dflash_config", config.get("dflash_config"))
     unknown = sorted(set(nested) - set(_NESTED) - set(_EITHER))
     if unknown:
@@ -109,7 +111,7 @@ def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
-    """Raises ModelError on parts that are not read, and on a head of another target."""
+    """Raises ModelError for parts that are not read, and for a head of another target."""
     if config.get("attention_sink_bias") or config.get("use_swa"):
         key = "attention_sink_bias" if config.get("attention_sink_bias") else "dflash_config.use_swa"
         raise ModelError(f"{reader.file}: {key} is on; only heads without it are supported")
@@ -132,7 +134,9 @@ def _layers(reader: Reader, config: dict[str, Any], target: Any) -> Any:
 
 
 def _windows(reader: Reader, config: dict[str, Any]) -> Windows:
-    """What slots see in layers with a window: by speculators' code the window before the block, else that before themselves."""
+    """What slots see in layers with a window: in speculators' code the window before the block, otherwise the one
+    before themselves.
+    """
     if reader.format == "speculators":
         return Windows(causal=not config.get("sliding_window_non_causal"), from_start=True)
     return Windows(causal=config.get("is_causal", config.get("causal")) is not False)
@@ -144,8 +148,10 @@ def _layer(reader: Reader, i: int, own: Any) -> dict[str, Any]:
 
 
 def _from_anchor(reader: Reader, config: dict[str, Any], usual: bool) -> bool:
-    """Whether the last token's slot predicts the next one. DeepSpec's files do, and have no flag that says it; `usual` is what
-    others without a flag do."""
+    """Whether the last token's slot predicts the next one.
+
+    In DeepSpec's files it does, and they have no flag for it; `usual` is the value for other files without a flag.
+    """
     if "from_anchor" in reader.chosen:
         return bool(reader.chosen["from_anchor"])
     said = [config[key] for key in ("sample_from_anchor", "shift_label") if config.get(key) is not None]
@@ -160,12 +166,12 @@ def _from_anchor(reader: Reader, config: dict[str, Any], usual: bool) -> bool:
 
 
 def is_block(config: Mapping[str, Any]) -> bool:
-    """Whether files of blocks alone have such fields."""
+    """Whether only files of blocks have such fields."""
     return "dflash_config" in config or "num_anchors" in config
 
 
 def rank_of(config: Mapping[str, Any]) -> Any:
-    """The rank of the Markov head, which DSpark's have and DFlash's have not."""
+    """The rank of the Markov head, which DSpark's files have and DFlash's lack."""
     return an_object("dflash_config", config.get("dflash_config")).get("markov_rank", config.get("markov_rank"))
 
 

@@ -1,4 +1,6 @@
-"""DSpark: DFlash's block, and a small sequential head that corrects each slot by the token before it (deepseek-ai/DeepSpec)."""
+"""DSpark: DFlash's block, with a small sequential head that corrects each slot by the token before it
+(deepseek-ai/DeepSpec).
+"""
 
 import dataclasses
 
@@ -14,17 +16,17 @@ from specjax.expand import Chain, Expander
 
 @dataclasses.dataclass(frozen=True)
 class DSpark(DFlash):
-    """As DFlash, but a slot's distribution has a bias by the token drafted before it: a node's distribution depends on
-    its path.
+    """DFlash, but with a bias on a slot's distribution by the token drafted before it, so that it depends on the node's path.
 
-    The layers run once for a block, the bias once for a level. `params["draft"]` is DFlash's with `markov`, see MarkovHead, and
-    with `confidence` `sureness`: {`kernel`, `bias`}. The adaptive rule `scored` stops where that says so.
+    The layers run once for a block, the bias once for a level. `params["draft"]` is DFlash's with `markov`, see
+    MarkovHead; with `confidence` it also has `sureness`: {`kernel`, `bias`}. The adaptive rule `scored` stops by this
+    head.
 
     Attributes:
       from_anchor: see DFlash.
       markov: the kind of bias: vanilla, gated or rnn.
       rank: of the bias.
-      confidence: whether there is a head that says how sure the draft is.
+      confidence: whether there is a head that predicts how sure the draft is.
     """
 
     about = About(
@@ -54,7 +56,7 @@ class DSpark(DFlash):
         return MarkovHead(self.markov, self.rank, self.config.hidden_size)
 
     def init_params(self, key, target_params):
-        """DFlash's, a bias of zero, and a head that knows nothing."""
+        """DFlash's parameters, a bias of zero, and an untrained confidence head."""
         params = super().init_params(key, target_params)
         dtype = params["fc"]["kernel"].dtype
         params |= {"markov": self.bias.init(jax.random.fold_in(key, 1), self.target.vocab_size, dtype)}
@@ -90,8 +92,8 @@ class DSpark(DFlash):
 
         Args:
           params: {"target": ..., "draft": ...}.
-          h: `[B, F, E]`, its output.
-          tokens: `[B, F]`, before it.
+          h: `[B, F, E]`, the slot's output.
+          tokens: `[B, F]`, the tokens before it.
           states: `[B, F, r]`.
         """
         own = params["draft"]
@@ -110,7 +112,7 @@ class DSpark(DFlash):
             return base[:, depth][:, None] + bias, states, sure[:, 0]
 
         def grow(carry, level):
-            states, _ = carry  # after the root's slot and every scored node's, [B, 1 + P, r]
+            states, _ = carry  # after the root's slot and after every scored node's, [B, 1 + P, r]
             above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
             dists, more, sure = dist(level.depth, level.tokens, above)
             return (jnp.concatenate([states, more], axis=1), sure), dists
@@ -121,5 +123,5 @@ class DSpark(DFlash):
         return Proposal(tree, draft)
 
     def score(self, carry):
-        """`[B]`, how likely the token drawn last is accepted, as `confidence` says, given the carry of `grow`."""
+        """`[B]`, the chance by `confidence` that the last drawn token is accepted, given the carry of `grow`."""
         return carry[1]

@@ -1,5 +1,5 @@
-"""DSpark's sequential parts (deepseek-ai/DeepSpec): a bias on a slot's distribution by the token before it, and how
-sure the draft is.
+"""DSpark's sequential parts (deepseek-ai/DeepSpec): a bias on a slot's distribution by the token before it, and the
+draft's confidence.
 
 Shapes: `B` rows, `F` nodes of a slot, `E` width, `r` the bias's rank, `U` columns of the draft head.
 """
@@ -18,8 +18,10 @@ KINDS = ("vanilla", "gated", "rnn")
 
 @dataclasses.dataclass(frozen=True)
 class MarkovHead:
-    """A low-rank bias as functions of a params pytree: `table` {`embedding` `[V, r]`} of the token before, `head` {`kernel`
-    `[r, U]`}, and of the kinds `gated` and `rnn` `mix` {`kernel`, `bias`}.
+    """A low-rank bias as functions of a params pytree.
+
+    The parameters are `table` {`embedding` `[V, r]`} for the token before, `head` {`kernel` `[r, U]`}, and for the
+    kinds `gated` and `rnn` also `mix` {`kernel`, `bias`}.
 
     Attributes:
       kind: `vanilla`: the token alone; `gated`: gated by the slot's output; `rnn`: a state that runs along the path.
@@ -33,7 +35,7 @@ class MarkovHead:
 
     @property
     def mixed(self) -> tuple[int, int]:
-        """Inputs and outputs of `mix`; of no kind but `gated` and `rnn`."""
+        """The inputs and outputs of `mix`, only for the kinds `gated` and `rnn`."""
         return (
             (self.width + self.rank, self.rank) if self.kind == "gated" else (self.width + 2 * self.rank, 3 * self.rank)
         )
@@ -51,7 +53,7 @@ class MarkovHead:
         return {**params, "mix": {"kernel": kernel, "bias": jnp.zeros((self.mixed[1],), dtype)}}
 
     def before(self, params: Any, tokens: Array) -> Array:
-        """`[..., r]` of the tokens `[...]` before a slot; ids outside the table are read as token 0."""
+        """`[..., r]` for the tokens `[...]` before a slot; ids outside the table are read as token 0."""
         table = params["table"]["embedding"]
         known = (tokens >= 0) & (tokens < len(table))
         return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
@@ -63,7 +65,7 @@ class MarkovHead:
           params: see `init`.
           before: `[..., r]`, see the method.
           h: `[..., E]`, the slot's output.
-          state: `[..., r]`, that of the slot before on the path; zeros at the first.
+          state: `[..., r]`, the state after the previous slot of the path; zeros at the first.
 
         Returns:
           `[..., U]` float32, and the state after it.
@@ -84,8 +86,11 @@ class MarkovHead:
 
 
 def sureness(params: Any, h: Array, before: Array) -> Array:
-    """Logits `[...]` float32 of how likely a slot's token is accepted, from its output `[..., E]` and, where the kernel reads
-    it, the token before it `[..., r]`. `params` is {`kernel` `[E or E + r, 1]`, `bias` `[1]`}."""
+    """Logits `[...]` float32 that a slot's token is accepted, from its output `[..., E]`.
+
+    They also use the token before it `[..., r]` if the kernel reads that. `params` is {`kernel` `[E or E + r, 1]`,
+    `bias` `[1]`}.
+    """
     kernel = params["kernel"]
     read = h if len(kernel) == h.shape[-1] else jnp.concatenate([h, before.astype(h.dtype)], axis=-1)
     made = head_scores(read, kernel)[..., 0]

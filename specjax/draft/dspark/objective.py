@@ -1,4 +1,6 @@
-"""Training of DSpark: DFlash's blocks, biases along the text's own tokens, and how sure the draft is (deepseek-ai/DeepSpec)."""
+"""Training of DSpark: DFlash's blocks, biases along the text's own tokens, and the draft's confidence
+(deepseek-ai/DeepSpec).
+"""
 
 import dataclasses
 from typing import Any
@@ -14,10 +16,10 @@ from specjax.objectives.losses import TVD, CrossEntropy, Loss, acceptance
 
 @dataclasses.dataclass(frozen=True)
 class TrainDSpark(TrainDFlash):
-    """As DFlash, with the text's own tokens before every slot; the confidence head learns `1 - total variation`.
+    """DFlash's objective, with the text's own tokens before every slot; the confidence head learns `1 - total variation`.
 
-    DeepSpec weighs the text's tokens 0.1, the distributions' distance 0.9 in L1, which is 1.8 in total variation, and
-    confidence 1.
+    In DeepSpec the weights are 0.1 for the text's tokens, 0.9 for the distributions' L1 distance (1.8 in total
+    variation), and 1 for confidence.
 
     Attributes:
       divergence: between the distributions.

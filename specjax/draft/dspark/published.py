@@ -11,9 +11,9 @@ from specjax.models.fields import is_size
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of a DSpark head: DFlash's, a Markov head and perhaps a confidence head."""
+    """Fields and parameters of a DSpark head: DFlash's, a Markov head and optionally a confidence head."""
     config = read_config(reader, config, "dspark")
-    prefix = "logit_head."  # of early files of SpecForge
+    prefix = "logit_head."  # in early files of SpecForge
     reader.tensors = {name.removeprefix(prefix): x for name, x in reader.tensors.items()}
     rank, kind = config.get("markov_rank"), config.get("markov_head_type", "vanilla")
     if not is_size(rank) or kind not in KINDS:
@@ -32,7 +32,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def _markov(reader: Reader, bias: MarkovHead, params: dict[str, Any], target: Any) -> dict[str, Any]:
-    """Parameters of a Markov head: its table is over the target's ids, its columns are the draft's."""
+    """Parameters of a Markov head: its table has the target's ids, its columns are the draft's."""
     at, vocab = "markov_head", target.lm.vocab_size
     columns = len(params["ids"]) if "ids" in params else vocab
     markov: dict[str, Any] = {

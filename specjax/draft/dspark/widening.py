@@ -11,7 +11,9 @@ PyTree = Any
 
 
 def beside_ranks(drafter: DSpark, params: PyTree, k: int, width: int) -> PyTree:
-    """DSpark's parameters k times as wide: of what reads a slot's output beside the bias's rank the rows of that are tiled."""
+    """DSpark's parameters k times as wide; kernels that read a slot's output beside the bias's rank have only the
+    output's rows tiled.
+    """
 
     def reads(module: PyTree, at: int) -> PyTree:
         before, own, after = jnp.split(module["kernel"], (at, at + width))

@@ -1,6 +1,6 @@
 """EAGLE-1 and EAGLE-2: autoregression on the target's last feature (Li et al. 2024, arXiv:2401.15077, 2406.16858).
 
-Both share weights; EAGLE-1 grows a static tree, EAGLE-2 a dynamic one: that is the expander's choice.
+Both share weights. EAGLE-1 grows a static tree, EAGLE-2 a dynamic one: the expander decides.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from specjax.models.kv import stack_past
 
 @dataclasses.dataclass(frozen=True)
 class Eagle(FeatureDrafter):
-    """Drafts features with one decoder layer and reads tokens off them with the target's own head.
+    """Drafts features with one decoder layer, and tokens from them with the target's own head.
 
     `params["draft"]` is EagleHead's, and optionally `head`: {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens.
 
     Attributes:
       expander: turns next-token distributions into a tree.
-      config: the layer's `ModelConfig`; None: the target's own sizes.
+      config: the layer's `ModelConfig`; None for the target's own sizes.
     """
 
     about = (
@@ -52,7 +52,7 @@ class Eagle(FeatureDrafter):
     config: Any = None
 
     any_width: ClassVar[bool] = False
-    """Whether the head's width may be another than the target's."""
+    """Whether the head's width may differ from the target's."""
 
     @property
     def feature_wants(self) -> Wants:
@@ -126,5 +126,5 @@ class Eagle(FeatureDrafter):
         return self.read(params, features, block, cache, past)
 
     def hidden(self, carry):
-        """The features `[B, E]` that the last distribution was read from."""
+        """The features `[B, E]` from which the last distribution was computed."""
         return carry[1][:, -1]

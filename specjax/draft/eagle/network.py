@@ -54,7 +54,7 @@ class EagleHead:
 
     Attributes:
       config: of its layers; their width is the target's. EAGLE-1 and 2 have one.
-      besides: the drafter's parameters that are not the module's.
+      besides: the drafter's parameters that do not belong to the module.
     """
 
     config: ModelConfig

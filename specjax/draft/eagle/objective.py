@@ -16,16 +16,18 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle(HeadObjective):
-    """The target is frozen. Pass s of `unroll` reads, in place of the target's feature, the layer's own output of s passes
-    before, as a draft at depth s + 1 does, and is weighted `decay ** s` (EAGLE-3's training-time test; EAGLE-1 has one).
+    """The target is frozen; the layer is unrolled over its own outputs.
+
+    Pass s of `unroll` reads the previous pass's output in place of the target's feature, as a draft at depth s + 1
+    does. It is weighted `decay ** s`. This is EAGLE-3's training-time test; EAGLE-1 has one pass.
 
     Attributes:
       unroll: passes.
       decay: see above.
       feature_weight: of the smooth L1 distance between an output and the target's next feature.
       distribution_weight: of the distributions' divergence.
-      noise: half-width of the uniform noise on the features of texts of 512 tokens; of others it goes as one over the length
-        (EAGLE-1's code).
+      noise: half-width of the uniform noise on the features of texts of 512 tokens; for other lengths it is inversely
+        proportional to the length (EAGLE-1's code).
     """
 
     recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
@@ -55,7 +57,7 @@ class TrainEagle(HeadObjective):
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            # of a pass its output and its keys are kept for the gradient, and the rest is made again
+            # a pass's output and keys are kept for the gradient, and the rest is computed again
             if s == 0:
                 h, delta = jax.checkpoint(drafter.read)(own, noisy[:, :-1], batch.pairs(), None)
             else:
@@ -73,13 +75,13 @@ class TrainEagle(HeadObjective):
         return dataclasses.replace(self, noise=0.0), target_params
 
     def noisy(self, features, batch, key):
-        """Features `[B, T, ...]` with the noise that goes with the size of each slot's document."""
+        """Features `[B, T, ...]` with noise scaled by the size of each slot's document."""
         drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
         most = (self.noise * 512 / batch.sizes).astype(features.dtype)
         return features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
 
     def later(self, own, h, block, past):
-        """Pass s > 0, after outputs `[B, W, E]`: its own, and its keys and values."""
+        """Pass s > 0, after outputs `[B, W, E]`: its own outputs, and its keys and values."""
         return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
 
 

@@ -13,22 +13,22 @@ from specjax.lm import Wants
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3(Eagle):
-    """As EAGLE, over taps of a low, a middle and a high layer, with its own head over the draft's vocabulary.
+    """EAGLE over taps of a low, a middle and a high layer, with a separate head over the draft's vocabulary.
 
-    `params["draft"]` is Eagle3Head's, with `head`: {`kernel` `[E, U]`}, where U < V `ids` `[U]`, and where the head has a
-    table of its own `embed`: {`embedding` `[V, E]`}. Without `head` tokens are read off with the target's. E may be another
-    width than the target's.
+    `params["draft"]` is Eagle3Head's, with `head`: {`kernel` `[E, U]`}. If U < V it has `ids` `[U]`; if the head has
+    its own table, `embed`: {`embedding` `[V, E]`}. Without `head`, the target's head is used. E may differ from the
+    target's width.
 
     Attributes:
       taps: the layers whose outputs are fused; empty: see `default_taps`.
-      layers: decoder layers of the head, where `config` does not say it.
-      inner: the width of their MLPs; 0: what `config` says, or the target's.
-      heads: of their attention; 0: likewise.
-      kv_heads: likewise.
-      head_dim: the width of a head; 0: likewise.
+      layers: decoder layers of the head, if `config` does not say it.
+      inner: the width of their MLPs; 0 for the config's, or the target's.
+      heads: heads of their attention; 0 for the config's, or the target's.
+      kv_heads: key and value heads; 0 for the config's, or the target's.
+      head_dim: the width of a head; 0 for the config's, or the target's.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
-      norm_before_fc: likewise.
-      fc_norm: likewise (EAGLE-3.1).
+      norm_before_fc: another; see `Eagle3Head`.
+      fc_norm: another (EAGLE-3.1); see `Eagle3Head`.
       norm_output: whether the head feeds on its outputs after its last norm, not before it (EAGLE-3.1).
     """
 
@@ -110,7 +110,7 @@ class Eagle3(Eagle):
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """Outputs of layers 1, L // 2 - 1 and L - 4, as published; of a small model, layers near its ends and middle."""
+    """Outputs of layers 1, L // 2 - 1 and L - 4, as published; for a small model, layers near its ends and middle."""
     if layers >= 12:
         return 1, layers // 2 - 1, layers - 4
     return tuple(sorted({layers // 8, layers // 2, layers - 1}))

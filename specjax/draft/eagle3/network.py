@@ -19,7 +19,7 @@ Array = jax.Array
 class Eagle3(nnx.Module):
     """EAGLE-3: attention reads the normed embedding beside the normed feature; the residual is the feature itself.
 
-    Layers after the first are ordinary ones: the embedding is not shown to them.
+    Layers after the first are ordinary and do not see the embedding.
     """
 
     def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
@@ -59,8 +59,8 @@ class Eagle3Head(EagleHead):
       taps: how many of the target's layers are fused.
       norm_before_residual: whether the residual around attention is the normed feature.
       norm_before_fc: whether the taps are normed first, all of them as one vector (`fc_norm` of the parameters).
-      fc_norm: whether they are normed first, each by itself (`tap_norms`; EAGLE-3.1).
-      target_size: the target's width where it is not the head's; None: the same.
+      fc_norm: whether the taps are normed first, each by itself (`tap_norms`; EAGLE-3.1).
+      target_size: the target's width if it differs from the head's; None: the same.
     """
 
     taps: int = 3

@@ -1,4 +1,4 @@
-"""Training of EAGLE-3: unrolled, by the distributions alone (arXiv:2503.01840)."""
+"""Training of EAGLE-3: unrolled, from the distributions alone (arXiv:2503.01840)."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ from specjax.objectives.base import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle3(TrainEagle):
-    """EAGLE-3: distributions alone, unrolled seven times as its authors do.
+    """EAGLE-3's objective: distributions alone, unrolled seven times as its authors do.
 
-    Of each pass the loss is the mean over the positions that count in it. SpecForge divides by all slots of a batch, so padding
+    A pass's loss is the mean over the positions that count in it. SpecForge divides by all slots of a batch, so padding
     and tokens that the draft cannot say make its loss, and its step, smaller.
     """
 

@@ -21,12 +21,14 @@ _NESTED = {
     "use_last_layernorm": (None, True), "use_mtp_layernorm": (None, False), "next_layer_regular": (None, True),
     "parallel_draft_step": (None, 1), "parallel_draft_heads_num_layers": None, "norm_before_fc": None,
 }  # fmt: skip
-"""Flags inside an `eagle_config`, and the values that EAGLE-3 has; None: any."""
+"""Flags within an `eagle_config`, and their values in EAGLE-3; None for any value."""
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any, kind: str = "eagle3") -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an EAGLE-3 or EAGLE-3.1 head, which may be narrower than its target; `kind` is what
-    speculators calls it."""
+    """Fields and parameters of an EAGLE-3 or EAGLE-3.1 head, which may be narrower than its target.
+
+    `kind` is speculators' name for it.
+    """
     if speculators.is_one(config):
         config = speculators.flattened(reader, config, kind)
     check_flags(reader, config, *_EAGLE3_FLAGS)
@@ -60,16 +62,16 @@ def read(reader: Reader, config: dict[str, Any], target: Any, kind: str = "eagle
 
 
 def _ordinary(reader: Reader, i: int, own: Any) -> dict[str, Any]:
-    """A layer after the first, which is a target's in all respects."""
+    """A layer after the first, which is like a target's in all respects."""
     layer = reader.layer(f"layers.{i}", own, own.hidden_size)
     return {**layer, "attention_norm": reader.scale(f"layers.{i}.input_layernorm", own.hidden_size)}
 
 
 def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) -> Any:
-    """The layers' config: as many as there are tensors of, biases as the tensors have them, windows as `layer_types` say.
+    """The layers' config: the number of layers and the biases as in the tensors, windows as in `layer_types`.
 
-    SafeAILab's and SpecForge's code has one layer whatever `num_hidden_layers` says, and no biases whatever `attention_bias`
-    says; speculators' has as many as it says.
+    SafeAILab's and SpecForge's code has one layer whatever `num_hidden_layers` says, and no biases whatever
+    `attention_bias` says; speculators' has as many layers as it says.
     """
     if any(name.startswith("additional_layers.") for name in reader.tensors):
         raise ModelError(
@@ -105,10 +107,10 @@ def _norms(reader: Reader, config: dict[str, Any]) -> dict[str, bool]:
 
 
 def _checked_nested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """What stands in `eagle_config`.
+    """The contents of `eagle_config`.
 
     Raises:
-      ModelError: on a flag that is not known, or has a value that makes another head of it.
+      ModelError: for a flag that is unknown, or whose value makes it another head.
     """
     nested = config.get("eagle_config") or {}
     for key in sorted(nested):

@@ -1,9 +1,13 @@
-"""EAGLE-3 heads as other engines read them: the flat layout of SafeAILab and SpecForge, and that of speculators.
+"""EAGLE-3 heads as other engines read them: the flat layout of SafeAILab and SpecForge, and speculators' layout.
 
-Rules of the readers, by their code of 2026. vLLM counts layers by the boundaries that they begin at, and looks at the top level
-of `config.json` before `eagle_config`; SGLang looks at `eagle_config` alone, where ids that begin with 1 are outputs and others
-boundaries. Both know one switch for the biases of all four projections, so that what lacks is written as zeros. vLLM takes
-an absent `norm_before_residual` of speculators for true. SGLang needs `draft_vocab_size` and `lm_head.weight` in any case.
+The readers' rules, from their code of 2026:
+
+- vLLM counts layers by the boundaries at which they begin, and looks at the top level of `config.json` before
+  `eagle_config`.
+- SGLang looks only at `eagle_config`, where ids that begin with 1 are outputs and others boundaries. It always needs
+  `draft_vocab_size` and `lm_head.weight`.
+- Both have a single switch for the biases of all four projections, so missing biases are written as zeros.
+- vLLM treats a missing `norm_before_residual` of speculators as true.
 """
 
 import dataclasses
@@ -25,7 +29,7 @@ from specjax.models.model_config import HeadConfig, ModelConfig
 from specjax.sharding.distributed import to_host
 
 FORMATS = ("eagle3", "speculators")
-_ROWS = 8192  # of the target's embedding that are read at a time
+_ROWS = 8192  # rows of the target's embedding that are read at a time
 _ATTENTION, _MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -36,18 +40,18 @@ def write_head(
     """Writes a head as `config.json` and `model.safetensors`; older ones in the folder are replaced.
 
     Args:
-      folder: created where needed.
+      folder: created if needed.
       layout: one of `FORMATS`.
       drafter: bound to its target.
       params: its own.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       dtype: the type to write; None keeps the parameters' own.
 
     Returns:
-      What other engines may not do with it, a sentence each.
+      What other engines may not do with it, one sentence each.
 
     Raises:
-      ModelError: on layers that no configuration of the family expresses.
+      ModelError: for layers that no configuration of the family can describe.
     """
     kind = resolve_dtype(params["fc"]["kernel"].dtype if dtype is None else dtype)
     host = to_host(params)
@@ -67,7 +71,7 @@ def write_head(
 
 
 def _tensors(params: Any, drafter: Eagle3, first: str) -> dict[str, Any]:
-    """All tensors but those of the vocabulary; `first` is what the first layer is called."""
+    """All tensors except those of the vocabulary; `first` is the first layer's name."""
     biased = drafter.config.near.qkv_bias or drafter.config.near.o_bias
     tensors = {
         "fc.weight": params["fc"]["kernel"].T,
@@ -85,7 +89,7 @@ def _tensors(params: Any, drafter: Eagle3, first: str) -> dict[str, Any]:
 
 
 def _layer(at: str, layer: Any, biased: bool) -> dict[str, Any]:
-    """A decoder layer but for its norms before attention."""
+    """A decoder layer without its norms before attention."""
     attention, tensors = layer["attention"], {f"{at}.post_attention_layernorm.weight": layer["mlp_norm"]["scale"]}
     for name in _ATTENTION:
         kernel = attention[name]["kernel"]
@@ -103,14 +107,14 @@ def _layer(at: str, layer: Any, biased: bool) -> dict[str, Any]:
 
 
 def _items(modules: Any) -> list[tuple[int, Any]]:
-    """The entry of a list of modules, or of the dict by number that flax makes of one."""
+    """The entry of a list of modules, or of the dict by number into which flax turns one."""
     if isinstance(modules, dict):
         return sorted((int(i), module) for i, module in modules.items())
     return list(enumerate(modules or ()))
 
 
 def _vocabulary(ids: Any, vocab: int) -> dict[str, np.ndarray]:
-    """The map between the draft's ids and the target's: offsets, and a mask. None where the head knows all tokens."""
+    """The map between the draft's ids and the target's: offsets, and a mask. None if the head knows all tokens."""
     if ids is None:
         return {}
     ids = np.asarray(ids, np.int64)
@@ -125,7 +129,7 @@ def _table(target: Any) -> np.ndarray:
 
 
 def _layers(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a head's layers, windows by `layer_types`."""
+    """The fields of a head's layers, with windows as `layer_types`."""
     biased = config.near.qkv_bias or config.near.o_bias
     plain = config.every(AttentionConfig, qkv_bias=biased, o_bias=biased, window=None).every(HeadConfig, tied=False)
     fields = to_hf(dataclasses.replace(plain, family=""))

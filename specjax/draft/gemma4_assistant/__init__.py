@@ -1,4 +1,4 @@
-"""Gemma 4's assistant: a small model that drafts with the target's keys and values, and has none of its own (Google, 2026)."""
+"""Gemma 4's assistant: a small model that drafts from the target's keys and values, and has none of its own (Google, 2026)."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Gemma4Assistant(FeatureDrafter):
-    """Feeds on its own features at one position, and asks the target's last layer of each kind that has keys.
+    """Feeds on its own features at one position, and attends to the target's last layer of each kind that has keys.
 
-    A node's distribution follows from its token and its parent's feature alone, so that any tree costs a small pass a
-    level and
-    leaves nothing after: the state is the target's last feature.
+    A node's distribution follows from its token and its parent's feature alone. So any tree costs a small pass per
+    level and leaves nothing afterwards: the state is the target's last feature.
 
-    `params["draft"]` is AssistantHead's with `head`: {`kernel` `[E, U]`}, and `ids` `[U]` for fewer draft tokens; or, where
-    it reads some `clusters` of the vocabulary alone, what `specjax.draft.gemma4_assistant.network.clustered` says.
+    `params["draft"]` is AssistantHead's with `head`: {`kernel` `[E, U]`}, and `ids` `[U]` for fewer draft tokens. If it
+    reads only some `clusters` of the vocabulary, see `specjax.draft.gemma4_assistant.network.clustered`.
 
     Attributes:
       expander: turns next-token distributions into a tree.
-      layers: decoder layers, where `config` does not say it.
-      clusters: into how many clusters of equal size the vocabulary is split; 0: it is read whole.
+      layers: decoder layers, if `config` does not say it.
+      clusters: the number of equal clusters into which the vocabulary is split; 0: it is read whole.
       top: how many of them are read.
-      config: the layers' `ModelConfig`; None: the target's own sizes.
+      config: the layers' `ModelConfig`; None for the target's own sizes.
     """
 
     about = About(
@@ -138,17 +137,17 @@ class Gemma4Assistant(FeatureDrafter):
         return Proposal(self.expander(view.root, first[:, 0], grow, left, sampler, keep_q=view.keep_q), draft)
 
     def ask(self, params, tokens, features, position, cache):
-        """What tokens `[B, M]`, all at `position` `[B]`, are followed by.
+        """The predictions after tokens `[B, M]`, all at `position` `[B]`.
 
         Args:
           params: {"target": ..., "draft": ...}.
           tokens: ids.
-          features: `[B, M, W]`, what came before each.
-          position: how much of the cache they see, too.
+          features: `[B, M, W]`, the features before each.
+          position: also how much of the cache they see.
           cache: the target's.
 
         Returns:
-          Their distributions `[B, M, U]`, and the features `[B, M, W]` that they leave.
+          Their distributions `[B, M, U]`, and the features `[B, M, W]` for the next pass.
         """
         block = Block(tokens, jnp.broadcast_to(position[:, None], tokens.shape), position)
         embeds = self.target.embed(params["target"], tokens)
@@ -162,12 +161,12 @@ class Gemma4Assistant(FeatureDrafter):
         return clustered(params["draft"], h, self.top) if self.clusters else draft_logits(self.target, params, h)
 
     def hidden(self, carry):
-        """The features `[B, W]` that the last distribution was made with."""
+        """The features `[B, W]` from which the last distribution was computed."""
         return carry[:, -1]
 
 
 def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
-    """The config of an assistant of the target's sizes, with as many of its last layers, as far as they have no experts."""
+    """The config of an assistant with the target's sizes and so many of its last layers, without experts."""
     bare = {"feed": target.dense, "beside": None, "input_size": 0}
     last = [
         dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
@@ -181,7 +180,7 @@ def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
     """Which of the target's caches each layer of an assistant reads: that of the last layer of its kind that has one.
 
     Raises:
-      ValueError: where the target has none of that kind.
+      ValueError: if the target has no layer of that kind.
     """
     kind = lambda config, layer: config.window(layer) is None
     last = {kind(target, i): i for i in range(target.num_hidden_layers) if target.source(i) == i}

@@ -1,7 +1,8 @@
-"""Gemma 4's assistant: decoder layers without keys of their own, which ask the target's cache.
+"""Gemma 4's assistant: decoder layers without keys of their own, which attend to the target's cache.
 
-It reads a token's embedding beside the feature before it, both the target's, and makes a feature of the target's width for the
-next pass. All passes of a draft stand at the position of the last token, whose own keys are not there yet.
+It reads the target's embedding of a token beside the target's feature before it, and makes a feature of the target's
+width for the next pass. All passes of a draft stand at the position of the last token, whose own keys do not exist yet.
+
 Shapes: `B` rows, `T` slots, `W` the target's width, `E` the assistant's, `V` vocabulary, `C` clusters of tokens.
 """
 
@@ -36,12 +37,12 @@ class Gemma4Assistant(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AssistantHead:
-    """The module as functions of a params pytree, of which keys that belong to the vocabulary are ignored.
+    """The module as functions of a params pytree; keys for the vocabulary are ignored.
 
     Attributes:
       config: of its layers.
       target_size: W.
-      sources: of every layer, which of the target's caches it reads.
+      sources: for every layer, which of the target's caches it reads.
     """
 
     config: ModelConfig
@@ -61,15 +62,16 @@ class AssistantHead:
         cache: KVCache | None,
         past: KVDelta | None = None,
     ) -> tuple[Array, Array]:
-        """Normed outputs `[B, T, E]`, to be read off with a head, and features `[B, T, W]` for the passes below them.
+        """Normed outputs `[B, T, E]` for the head, and features `[B, T, W]` for the passes below them.
 
         Args:
           params: from `init`.
           embeds: `[B, T, W]`, the target's embedding of every token.
-          features: `[B, T, W]`, what came before it.
+          features: `[B, T, W]`, the features before each.
           block: positions of the tokens; `length` is how much of the cache they see.
           cache: the target's.
-          past: keys and values of the target that are in no cache; then `block.visible` `[B, T, P]` says who sees them.
+          past: keys and values of the target that are in no cache; then `block.visible` `[B, T, P]` says which tokens
+            see them.
         """
         own = {name: params[name] for name in ("enter", "leave", "layers", "norm")}
         dtype = params_dtype(own)
@@ -99,11 +101,13 @@ class AssistantHead:
 
 
 def clustered(params: Any, h: Array, top: int) -> Array:
-    """The distribution `[B, T, V]` float32 of outputs `[B, T, E]` over the tokens of the `top` likeliest clusters; the
-    others are impossible.
+    """The distribution `[B, T, V]` float32 of outputs `[B, T, E]` over the tokens of the `top` likeliest clusters.
+
+    The other tokens are impossible.
 
     Args:
-      params: `centroids`: {`kernel` `[E, C]`}, `clusters`: {`kernel` `[C, E, V / C]`}, and `members` `[C, V / C]`, their ids.
+      params: `centroids`: {`kernel` `[E, C]`}, `clusters`: {`kernel` `[C, E, V / C]`}, and `members` `[C, V / C]`,
+        their ids.
       h: the outputs.
       top: how many clusters are read.
     """
@@ -117,8 +121,10 @@ def clustered(params: Any, h: Array, top: int) -> Array:
 
 
 def asking(config: ModelConfig, layer: int) -> LayerConfig:
-    """A layer that has queries alone. A window of W lets an assistant see W + 1 keys before its own position; ours count that
-    position too."""
+    """A layer with only queries.
+
+    A window of W lets an assistant see W + 1 keys before its own position; our windows count that position too.
+    """
     own, mixer = config.layers[layer], config.attention(layer)
     window = None if mixer.window is None else mixer.window + 2
     return dataclasses.replace(own, mixer=dataclasses.replace(mixer, window=window, source=0))

@@ -1,4 +1,4 @@
-"""Training of assistants as Gemma 4's, over the keys of a frozen target. How Google trains them is not published."""
+"""Training of assistants like Gemma 4's, over the keys of a frozen target. Google has not published its training."""
 
 import dataclasses
 import functools
@@ -16,8 +16,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainGemma4Assistant(HeadObjective):
-    """Distributions alone. Pass s of `unroll` reads what the pass before it left in place of the target's feature, asks
-    from the position where its draft began, as a draft at depth s + 1 does, and is weighted `decay ** s`, as EAGLE-3's.
+    """Fits only the distributions, in unrolled passes.
+
+    Pass s of `unroll` reads the previous pass's output in place of the target's feature. It attends from the position
+    where its draft began, as a draft at depth s + 1 does. It is weighted `decay ** s`, as in EAGLE-3.
 
     Attributes:
       unroll: passes.
@@ -52,8 +54,10 @@ class TrainGemma4Assistant(HeadObjective):
         return score(teacher, guesses, self.divergence, mean)
 
     def outputs(self, own, batch: Batch, output: Output) -> list[Array]:
-        """Of every pass the outputs `[B, T - 1, F]` after pairs of feature t and token t + 1; the first s pairs of pass s had
-        nothing to read."""
+        """For every pass, the outputs `[B, T - 1, F]` after pairs of feature t and token t + 1.
+
+        The first s pairs of pass s had nothing to read.
+        """
         drafter, tokens = self.drafter, batch.tokens[:, 1:]
         features, embeds = drafter.features(output)[:, :-1], drafter.target.embed(own["target"], tokens)
         slots = jnp.arange(tokens.shape[1])

@@ -1,5 +1,6 @@
-"""Gemma 4's published assistants (`Gemma4AssistantForCausalLM`): layers without keys, and a head over all or some clusters of
-the vocabulary."""
+"""Gemma 4's published assistants (`Gemma4AssistantForCausalLM`): layers without keys, and a head over all or some
+clusters of the vocabulary.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,14 +23,14 @@ _MULTIMODAL = (
     "image_token_id", "boi_token_id", "eoi_token_id", "audio_token_id", "boa_token_id", "eoa_token_id",
     "eoa_token_index", "video_token_id",
 )  # fmt: skip
-"""What the configuration of a model around it may say of images and sound, and an assistant does not read."""
+"""Fields of the surrounding model's configuration about images and sound, which an assistant does not read."""
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of an assistant.
 
     Raises:
-      ModelError: on layers with keys, experts or inputs of their own, and on an assistant of another target.
+      ModelError: for layers with keys, experts or inputs of their own, and for an assistant of another target.
     """
     check_flags(reader, config, *_USUAL, *_MULTIMODAL, "text_config", "use_ordered_embeddings")
     said = {**_USUAL, **{name: x for name, x in config.items() if x is not None}}
@@ -64,7 +65,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def _layers(reader: Reader, text: dict[str, Any], target: Any) -> ModelConfig:
-    """The config of the layers. transformers says of them all that they share keys; here none of them has any."""
+    """The config of the layers. transformers says that all of them share keys; here none of them has any."""
     shared, layers = text.get("num_kv_shared_layers"), text.get("num_hidden_layers")
     if shared not in (None, 0, layers):
         raise ModelError(
@@ -106,7 +107,7 @@ def _layer(reader: Reader, layer: int, config: ModelConfig) -> dict[str, Any]:
 
 
 def _table(reader: Reader, config: ModelConfig, tied: bool) -> np.ndarray:
-    """The rows of the head `[V, E]`. The assistant embeds no token itself, so that a table that is not tied is not read."""
+    """The rows of the head `[V, E]`. The assistant embeds no token itself, so a table that is not tied is not read."""
     shape = (config.vocab_size, config.hidden_size)
     table = reader.take("model.embed_tokens.weight", shape)
     if tied and "lm_head.weight" not in reader.tensors:

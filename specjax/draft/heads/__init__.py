@@ -1,1 +1,1 @@
-"""What trained drafters share: their folders on disk, parts of published layouts, and how they are widened."""
+"""The common part of trained drafters: their folders on disk, parts of published layouts, and widening."""

@@ -1,4 +1,4 @@
-"""Retrieval datastores on disk: a folder of `config.json` (for which vocabulary) and `model.safetensors`."""
+"""Retrieval datastores on disk: a folder of `config.json` (with the vocabulary that it is for) and `model.safetensors`."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ _AGAIN = "build one for it: `specjax datastore build FILES... --model TARGET --o
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """A hash of a tokenizer's vocabulary: equal ids mean equal tokens where it is equal."""
+    """A hash of a tokenizer's vocabulary: if it is equal, equal ids mean equal tokens."""
     entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
     return hashlib.blake2b(json.dumps(entries).encode(), digest_size=8).hexdigest()
 
@@ -34,14 +34,14 @@ def save_datastore(
     """Writes a datastore (`specjax.draft.datastore.build`); an older one in the folder is replaced.
 
     Args:
-      folder: created where needed.
+      folder: created if needed.
       store: the arrays.
       name: of the model whose tokenizer made it.
       vocab_size: of that model.
       tokenizer: of that model, or None.
 
     Raises:
-      ModelError: when `folder` is a file.
+      ModelError: if `folder` is a file.
     """
     made_for = {
         "name": name,
@@ -54,7 +54,7 @@ def save_datastore(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".datastore-", dir=folder) as scratch:
         arrays = {key: np.ascontiguousarray(array) for key, array in store.items()}
-        Path(scratch, "model.safetensors").write_bytes(save(arrays))  # save_file would make it the owner's alone
+        Path(scratch, "model.safetensors").write_bytes(save(arrays))  # save_file would make it readable by its owner only
         Path(scratch, "config.json").write_text(json.dumps({"drafter": NAME, "target": made_for}, indent=2) + "\n")
         for file in ("model.safetensors", "config.json"):  # config.json comes last
             os.replace(Path(scratch, file), folder / file)
@@ -65,16 +65,16 @@ def load_datastore(asked: str | os.PathLike[str], target: Any, mesh: jax.shardin
 
     Args:
       asked: a folder, the name of a shipped datastore, or a hub id.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       mesh: where to place it, a copy on every device.
 
     Raises:
-      ModelError: (a ValueError) where there is none, it is damaged, or it was built for another vocabulary.
+      ModelError: (a ValueError) if there is none, it is damaged, or it was built for another vocabulary.
     """
     title, folder = hub.find(asked, shipped_heads(), "datastore")
     config = hub.read_json(folder / "config.json")
     if config.get("drafter") != NAME:
-        raise ModelError(f'{title} is no datastore (its config.json has another "drafter"); {_AGAIN}')
+        raise ModelError(f'{title} is not a datastore (its config.json has another "drafter"); {_AGAIN}')
     made_for, vocab = an_object("target", config.get("target")), target.lm.vocab_size
     if made_for.get("vocab_size") != vocab:
         raise ModelError(

@@ -1,5 +1,7 @@
-"""The files of a head's folder. Read: safetensors or, where torch is installed, its own format; whole or in shards. Written:
-safetensors."""
+"""The files of a head's folder.
+
+Read: safetensors or, if torch is installed, its own format; whole or in shards. Written: safetensors.
+"""
 
 import json
 import os
@@ -19,18 +21,18 @@ from specjax.models.tensors import read_folder, read_header
 from specjax.models.weights import without_cache_scales
 
 STEMS = ("model", "pytorch_model")
-"""What files with a head's weights are called, beside the names that a layout has for its own."""
+"""Names of files with a head's weights, in addition to those that a layout has for its own."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
 
 
 def config_file(folder: Path) -> Path:
-    """What describes a head: its `config.json`, or PEFT's `adapter_config.json` where there is no other."""
+    """The description of a head: its `config.json`, or PEFT's `adapter_config.json` if there is no other."""
     peft = folder / "adapter_config.json"
     return peft if peft.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
 
 
 def torch_files(stems: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of files in torch's own format that hold a head of these stems, and no state of its training."""
+    """Patterns of files in torch's own format that hold a head with these stems, and not the state of its training."""
     return (*(f"{stem}{suffix}" for stem in stems for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
 
 
@@ -39,24 +41,24 @@ def read_tensors(folder: Path, stems: Sequence[str] = STEMS) -> dict[str, np.nda
 
     Args:
       folder: of the head.
-      stems: what its files may be called.
+      stems: possible names of its files.
 
     Raises:
-      ModelError: where there are none, a shard is missing, a file is damaged, or torch is needed and absent.
+      ModelError: if there are none, a shard is missing, a file is damaged, or torch is needed and absent.
     """
     return without_cache_scales({name: x for name, x in _read(folder, stems).items() if not _HARMLESS.search(name)})[0]
 
 
 def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes `model.safetensors` and `config.json`, which comes last; older ones in the folder are replaced.
+    """Writes `model.safetensors`, then `config.json`; older ones in the folder are replaced.
 
     Args:
-      folder: created where needed.
-      config: what `config.json` says.
+      folder: created if needed.
+      config: the contents of `config.json`.
       tensors: in the types to write.
 
     Raises:
-      ModelError: when `folder` is a file.
+      ModelError: if `folder` is a file.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -114,7 +116,7 @@ def _read_torch(file: Path) -> dict[str, np.ndarray]:
         raise ModelError(f"{file} needs torch to be read: install it, or convert the file to safetensors") from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's own text asks to turn its guard off
+    except Exception as error:  # torch's own message asks the user to turn its guard off
         raise ModelError(
             f"{file} is damaged, or holds more than weights, which is never read; convert it to safetensors"
         ) from error

@@ -30,7 +30,7 @@ _SHIPPED = Path(hub.__file__).resolve().parent / "pretrained" / "heads"
 
 
 def shipped_heads() -> dict[str, Path]:
-    """The heads that come with the package: name to folder."""
+    """The heads that come with the package, from name to folder."""
     return {file.parent.name: file.parent for file in sorted(_SHIPPED.glob("*/config.json"))}
 
 
@@ -40,19 +40,19 @@ def _first_numbers(target: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fingerprint(target: Any) -> str:
-    """What tells a target from another of its shape: a hash of its final norm and first embeddings, in float16."""
+    """Tells a target from others of its shape: a hash of its final norm and first embeddings, in float16."""
     data = b"".join(np.asarray(x, np.float16).tobytes() for x in _first_numbers(target))
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def sample(target: Any) -> list[float]:
-    """Some of what `fingerprint` hashes, by which a target is known in a type of fewer bits as well."""
+    """A part of the input of `fingerprint`, by which a target is also recognised in a type of fewer bits."""
     embed, norm = (np.asarray(x, np.float32) for x in _first_numbers(target))
     return [float(f"{x:.5g}") for x in (*embed[0, :4, :8].ravel(), *norm[0, 0, :8])]
 
 
 def _is_same(target: Any, made_for: dict[str, Any]) -> bool:
-    """Whether a target is the one that a head was made for; where its numbers are rounded, as far as those tell."""
+    """Whether a target is the one that a head was made for; if its numbers are rounded, as far as those tell."""
     if made_for.get("fingerprint") == fingerprint(target):
         return True
     known, own = np.asarray(made_for.get("sample", ())), np.asarray(sample(target))
@@ -63,19 +63,18 @@ def _is_same(target: Any, made_for: dict[str, Any]) -> bool:
 def save_head(
     folder: str | os.PathLike[str], name: str, fields: dict[str, Any], params: Any, target: Any, dtype: Any = "float32"
 ) -> None:
-    """Writes a trained drafter; an older one in the folder is replaced. All processes call this, and the first one
-    writes.
+    """Writes a trained drafter; an older one in the folder is replaced. All processes call this, and the first one writes.
 
     Args:
-      folder: created where needed.
+      folder: created if needed.
       name: the drafter's registry name.
-      fields: of the drafter, as far as its parameters depend on them: numbers, words, lists.
+      fields: the drafter's fields on which its parameters depend: numbers, words, lists.
       params: nested dicts and lists of arrays; integer arrays keep their type.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       dtype: the type to write.
 
     Raises:
-      ModelError: when `folder` is a file, or on a bad `dtype`.
+      ModelError: if `folder` is a file, or for a bad `dtype`.
     """
     kind = resolve_dtype(dtype)
     tensors = {}
@@ -98,13 +97,13 @@ def save_head(
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A head that was loaded.
+    """A loaded head.
 
     Attributes:
       drafter: bound to its target.
       params: its parameters.
-      format: whose layout the folder has: `specjax`, or a published one's name.
-      notes: how a published file was read, a sentence each; none of our own.
+      format: the folder's layout: `specjax`, or a published one's name.
+      notes: how a published file was read, one sentence each; empty for our own.
     """
 
     drafter: Any
@@ -133,18 +132,18 @@ def read_head(
     """A trained drafter (or unmask policy), bound to its target, with its parameters in the target's type.
 
     Args:
-      asked: a folder, the name of a shipped head, or a hub id; ours or of a published layout.
+      asked: a folder, the name of a shipped head, or a hub id; in our own or a published layout.
       name: the drafter's registry name.
       kind: its class, with `bind(lm)` and `init_params(key, target_params)`.
-      target: what `specjax.models.load` returned.
+      target: from `specjax.models.load`.
       mesh: where to place the parameters, as its class says (`param_shardings`).
-      published: the fields in place of `chosen` where the head is a published one; None: the same.
-      chosen: fields that the user set, the expander among them. Of a published head, which does not say how its layers are
-        counted, `taps` take precedence over what is read.
+      published: the fields in place of `chosen` for a published head; None: the same.
+      chosen: fields that the user set, including the expander. A published head does not say how its layers are
+        counted, so for it `taps` take precedence over the file.
 
     Raises:
-      ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
-        misshapen or not known, or its vocabulary is not one of the target's.
+      ModelError: (a ValueError) if there is no such head; it belongs to another drafter or target; a tensor is missing,
+        misshapen or unknown; or its vocabulary does not fit the target's.
     """
     known = kind.layout() if issubclass(kind, Trained) else None
     stems = stems_of(known)
@@ -189,7 +188,7 @@ def read_head(
 
 
 def _kind(path: tuple[Any, ...], x: Any, dtype: Any) -> Any:
-    """The type that a parameter has: of ids int32, of a router's bias float32 (`specjax.models.experts.Router`)."""
+    """The type of a parameter: int32 for ids, float32 for a router's bias (`specjax.models.experts.Router`)."""
     if np.asarray(x).dtype.kind == "i":
         return jnp.int32
     of_router = [getattr(key, "key", None) for key in path[-2:]] == ["router", "bias"]
@@ -197,7 +196,7 @@ def _kind(path: tuple[Any, ...], x: Any, dtype: Any) -> Any:
 
 
 def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """The published tree, no deeper than there are heads or a block drafts."""
+    """The published tree, no deeper than the number of heads or the drafted block."""
     tree, heads = chosen.get("expander"), fields.get("heads")
     if isinstance(tree, Chain) and "block" in fields:
         return {**chosen, "expander": Chain(min(tree.length, max(fields["block"] - 1 + fields["from_anchor"], 1)))}
@@ -207,12 +206,13 @@ def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:
-    """An untrained drafter (or unmask policy) for a target without weights: its parameters are `ShapeDtypeStruct`s, with the
-    sharding that `load_head` gives.
+    """An untrained drafter (or unmask policy) for a target without weights.
+
+    Its parameters are `ShapeDtypeStruct`s, with the sharding that `load_head` gives.
 
     Args:
       kind: see `load_head`.
-      target: what `specjax.models.abstract` returned.
+      target: from `specjax.models.abstract`.
       mesh: see `load_head`.
       chosen: fields of the drafter.
     """
@@ -224,7 +224,7 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
 
 
 def _check_target(title: str, file: Path, made_for: dict[str, Any], target: Any) -> None:
-    """Raises ModelError unless the head was made for this target; of one without weights the vocabulary alone is compared."""
+    """Raises ModelError unless the head was made for this target; without weights, only the vocabulary is compared."""
     same = target.abstract or _is_same(target, made_for)
     if made_for.get("vocab_size") != target.lm.vocab_size or not same:
         raise ModelError(

@@ -1,7 +1,7 @@
-"""What published heads share: how a layout is described, and for reading one tensors taken by name, flags of a `config.json`,
-a decoder layer's names.
+"""The common part of published heads: the description of a layout, and reading one.
 
-Linear layers are stored `[out, in]`; ours are `[in, out]`. Every tensor and every flag of a file is accounted for.
+Reading takes tensors by name, the flags of a `config.json`, and a decoder layer's names. Linear layers are stored
+`[out, in]`; ours are `[in, out]`. Every tensor and every flag of a file is accounted for.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from specjax.models.families import switches
 from specjax.models.few_bits import plain
 from specjax.sharding.distributed import to_host
 
-_ROWS = 8192  # of a table that are compared at a time: a real one has a gigabyte
+_ROWS = 8192  # rows of a table that are compared at a time: a real table has a gigabyte
 _ATTENTION = ("q", "k", "v", "o")
 _MLP = ("gate", "up", "down")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose decoder layers heads are made of."""
+"""The families of models whose decoder layers heads are made of."""
 # Fields of a config.json that say nothing about a head, or that `hf_config` reads.
 NEUTRAL = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "
@@ -38,13 +38,15 @@ NEUTRAL = frozenset(
 
 
 class Sure(enum.IntEnum):
-    """How surely a `config.json` says that its head is for a drafter. The surest one has it, of several the first exported."""
+    """How surely a `config.json` says that its head is for a drafter. The surest drafter has it, on a tie the first
+    exported.
+    """
 
     NO = 0
-    OF_TARGET = 1  # by a field that targets have
-    SHARED = 2  # by one that files of other heads may have
+    OF_TARGET = 1  # by a field that targets have too
+    SHARED = 2  # by a field that files of other heads may have
     NAMED = 3  # by the head's name
-    OWN = 4  # by a field that files of its kind alone have
+    OWN = 4  # by a field that only files of its kind have
 
 
 Read = Callable[["Reader", dict[str, Any], Any], tuple[dict[str, Any], Any]]
@@ -53,19 +55,20 @@ Write = Callable[[str | os.PathLike[str], str, Any, Any, Any, Any], tuple[str, .
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the published heads of a drafter are known, read and written.
+    """How the published heads of a drafter are recognised, read and written.
 
     Attributes:
       read: from a head's tensors, its `config.json` and its target to fields and parameters of the drafter.
-      said: how surely a `config.json` without the name of one of our drafters is such a head's.
-      held: whether tensors of these names are such a head's, where no `config.json` says it.
-      what: what an error says of such a head where its files are read as those of another drafter; they are known by their
-        drafter's name in `architectures`. Empty: nothing is looked for.
-      beside: what else its own `architectures` may name, of other heads or of layers.
+      said: how surely a `config.json` without the name of one of our drafters describes such a head.
+      held: whether tensors with these names are such a head's, if no `config.json` says it.
+      what: how an error describes such a head when its files are read as another drafter's; they are recognised by
+        their drafter's name in `architectures`. Empty: nothing is looked for.
+      beside: other names, of other heads or of layers, that its own `architectures` may contain.
       keep: given the target, which tensors of a folder are the head's, by name; None: all.
-      stems: what its files are called, beside `specjax.draft.heads.files.STEMS`.
-      formats: those that it can be written in, and what writes each: given a folder, the format, the bound drafter, its
-        parameters, the target and a type. It returns what other engines may not do with the head, a sentence each.
+      stems: the names of its files, in addition to `specjax.draft.heads.files.STEMS`.
+      formats: those that it can be written in, with a writer for each. The writer takes a folder, the format, the bound
+        drafter, its parameters, the target and a type. It returns what other engines may not do with the head, one
+        sentence each.
     """
 
     read: Read
@@ -79,21 +82,22 @@ class Layout:
 
 
 def named(config: Mapping[str, Any], word: str) -> bool:
-    """Whether `architectures` of a `config.json` have the word, or speculators' type of head is it."""
+    """Whether `architectures` of a `config.json` contain the word, or it is speculators' type of the head."""
     return config.get("speculators_model_type") == word or word in str(config.get("architectures")).lower()
 
 
 class Reader:
-    """Tensors by name; what was not taken is an error.
+    """Tensors by name; a tensor that was not taken is an error.
 
     Attributes:
       folder: of the head.
       chosen: fields of the drafter that the user set.
-      tensors: those that were not taken yet; from the start those alone that `keep` says, where a target's lie beside them.
+      tensors: those that were not taken yet; from the start only those of `keep`, if a target's lie beside them.
       problems: what was missing or misshapen so far.
-      format: whose layout it is, where the drafter's name does not say it.
-      notes: what a user should know of how the file was read, a sentence each.
-      foreign: fields that models' config files have, and no head's code reads: heads' files copy some from their target's.
+      format: the layout's name, if the drafter's name does not say it.
+      notes: what a user should know about how the file was read, one sentence each.
+      foreign: fields that models' config files have and no head's code reads; heads' files copy some from their
+        target's.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Reader:
         return np.zeros(shape, np.float32)
 
     def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> dict[str, np.ndarray]:
-        """A `{name}.weight`, and `{name}.bias` where there must be one."""
+        """A `{name}.weight`, and `{name}.bias` if there must be one."""
         made = {"kernel": self.take(f"{name}.weight", (inputs, outputs), transpose=True)}
         return {**made, "bias": self.take(f"{name}.bias", (outputs,))} if bias else made
 
@@ -151,10 +155,10 @@ class Reader:
         return {"attention": attention, "mlp": mlp, "mlp_norm": norm}
 
     def check_copy(self, name: str, target: Any) -> None:
-        """Some files hold a copy of the target's embedding: it is not read, but tells whose head this is.
+        """Checks a file's copy of the target's embedding: it is not read, but tells which target the head belongs to.
 
         Raises:
-          ModelError: where it is another table.
+          ModelError: if it is another table.
         """
         copy = self.tensors.pop(name, None)
         if copy is not None and not is_embedding(copy, target):
@@ -163,7 +167,7 @@ class Reader:
             )
 
     def finish(self) -> None:
-        """Raises ModelError on everything that was missing, misshapen or not taken."""
+        """Raises ModelError for everything that was missing, misshapen or not taken."""
         problems = self.problems + [f"unknown {name} {list(array.shape)}" for name, array in self.tensors.items()]
         if problems:
             more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
@@ -171,7 +175,9 @@ class Reader:
 
 
 def is_embedding(table: np.ndarray, target: Any) -> bool:
-    """Whether a table is the target's embedding, but for rounding to 16 bits; of a target without weights, has its shape."""
+    """Whether a table is the target's embedding, up to rounding to 16 bits; without the target's weights, whether it
+    has its shape.
+    """
     vocab = target.lm.vocab_size
     if target.abstract or table.shape != (vocab, target.lm.config.hidden_size):
         return table.shape == (vocab, target.lm.config.hidden_size)
@@ -184,8 +190,10 @@ def is_embedding(table: np.ndarray, target: Any) -> bool:
 
 
 def is_head(kernel: np.ndarray, target: Any) -> bool:
-    """Whether `[E, V]` is the target's language-model head, but for rounding to 16 bits; of a target without weights, has its
-    shape."""
+    """Whether `[E, V]` is the target's language-model head, up to rounding to 16 bits.
+
+    Without the target's weights, whether it has its shape.
+    """
     if target.abstract or target.lm.config.head.tied:
         return is_embedding(kernel.T, target)
     own = plain(target.params["head"]["kernel"])
@@ -195,7 +203,7 @@ def is_head(kernel: np.ndarray, target: Any) -> bool:
 
 
 def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
-    """Raises ModelError on a flag that is neither neutral nor known, nor a model's."""
+    """Raises ModelError for a flag that is neither neutral nor known, nor a model's."""
     others = set(config) - NEUTRAL - set(known)
     unknown = sorted(others - reader.foreign)
     if unknown:
@@ -209,10 +217,10 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
 def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: int = 1) -> Any:
     """The `ModelConfig` of a head's layers, without windows. Its vocabulary, the tokens that it reads, must be the target's.
 
-    `architectures` names the head's own class, and says nothing of the layer in it.
+    `architectures` names the head's own class, and says nothing about the layer in it.
 
     Raises:
-      ModelError: on fields that the layer cannot have, and on another vocabulary.
+      ModelError: for fields that the layer cannot have, and for another vocabulary.
     """
     known = {key: value for key, value in config.items() if key in NEUTRAL and key != "architectures"}
     family = known.get("model_type", "llama")
@@ -230,7 +238,7 @@ def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: in
 
 
 def check_width(reader: Reader, width: int, target: Any, key: str = "hidden_size") -> None:
-    """Raises ModelError where a head reads features of another width than the target's; `key` is what says it."""
+    """Raises ModelError if a head reads features of another width than the target's; `key` is the field that says it."""
     size = target.lm.config.hidden_size
     if width != size:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Parts that several published layouts have: windows, tables of their own, the draft's vocabulary, taps, and a mask."""
+"""Parts of several published layouts: windows, embedding tables, the draft's vocabulary, taps, and a mask."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from specjax.models.fields import is_id, is_size
 from specjax.sharding.distributed import to_host
 
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-"""What the mask's id is called, the first that there is."""
+"""Names of the mask's id; the first one found counts."""
 
 
 def windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The window of the head's layers, None where they attend to everything, and which have it (empty: all)."""
+    """The window of the head's layers (None if they attend to everything), and which layers have it (empty: all)."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if kinds is None:  # the rule of Qwen's configurations
         first = config.get("max_window_layers")
@@ -42,12 +42,12 @@ def windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | 
 
 
 def windowed(own: Any, window: int | None, sliding: tuple[bool, ...]) -> Any:
-    """The config with what `windows` found."""
+    """The config with the results of `windows`."""
     return base.mixers(own, lambda i: {"window": window if not sliding or sliding[i] else None})
 
 
 def embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
-    """A table of the head's own, trained or not: where it is narrower than the target, or where the file's is another."""
+    """The head's own table, trained or not: if the head is narrower than the target, or the file's table differs."""
     shape, same = (target.lm.vocab_size, size), size == target.lm.config.hidden_size
     if "embed_tokens.weight" not in reader.tensors and same:
         return {}
@@ -61,7 +61,7 @@ def embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) ->
 
 
 def vocabulary_head(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
-    """The head over the draft's vocabulary, and its ids where they are not all; nothing where the target's is borrowed."""
+    """The head over the draft's vocabulary, and its ids if they are not all; nothing if the target's is borrowed."""
     vocab, stored = target.lm.vocab_size, reader.tensors.get("lm_head.weight")
     count = config.get("draft_vocab_size") or (vocab if stored is None else len(stored))
     if stored is None and count == vocab and size == target.lm.config.hidden_size:
@@ -76,13 +76,13 @@ def vocabulary_head(reader: Reader, config: dict[str, Any], target: Any, size: i
 
 
 def _ids(reader: Reader, count: int, vocab: int) -> np.ndarray:
-    """Target ids of the draft's: `d2t` holds offsets, `t2d` says which target ids there are."""
+    """The target ids of the draft's ids: `d2t` holds offsets, `t2d` says which target ids there are."""
     offsets = reader.take("d2t", (count,)).astype(np.int64)
     known = reader.take("t2d", (vocab,)).astype(bool) if "t2d" in reader.tensors else None
     if reader.problems:
         return np.arange(count)
     if count == vocab and not offsets.any():
-        return np.arange(count)  # where there is nothing to map, t2d may never have been filled in
+        return np.arange(count)  # if there is nothing to map, t2d may never have been filled in
     if known is not None and np.array_equal(offsets, np.flatnonzero(known)):
         raise ModelError(f"{reader.folder}: d2t holds target ids, and must hold offsets from draft to target ids")
     try:
@@ -95,7 +95,7 @@ def _ids(reader: Reader, count: int, vocab: int) -> np.ndarray:
 
 
 def read_ids(reader: Reader, config: dict[str, Any], target: Any) -> tuple[int, ...]:
-    """The layers whose outputs are fused: those that the user chose, or what the file says."""
+    """The layers whose outputs are fused: the user's choice, or the file's."""
     if reader.chosen.get("taps"):
         found = Taps(tuple(reader.chosen["taps"]), "as asked for")
     else:
@@ -109,8 +109,7 @@ def read_ids(reader: Reader, config: dict[str, Any], target: Any) -> tuple[int, 
 
 
 def mask_of(reader: Reader, config: dict[str, Any], target: Any) -> dict[str, Any]:
-    """The embedding of the mask, by the file's table or the target's; the id that the user set takes precedence over
-    the file's."""
+    """The embedding of the mask, from the file's table or the target's; the user's id takes precedence over the file's."""
     given = {"mask": reader.chosen["mask"]} if reader.chosen.get("mask", -1) != -1 else config
     key = next((key for key in ("mask", *MASKS) if given.get(key) is not None), None)
     if key is None:

@@ -1,6 +1,7 @@
-"""Published heads: which drafter one is for, and how it is read as fields and parameters of that.
+"""Published heads: which drafter one is for, and how it is read as that drafter's fields and parameters.
 
-What is known of a layout is in the drafter's own folder (`published.py`); tables here follow from what `specjax.draft` exports.
+Each layout is described in the drafter's own folder (`published.py`); tables here follow from the exports of
+`specjax.draft`.
 """
 
 import dataclasses
@@ -20,12 +21,12 @@ _OTHER_HEADS = {
     "dflash2": "DFlash 2 has convolutions and a selector",
     "domino": "Domino corrects blocks with a recurrent network, which is not read",
 }  # fmt: skip
-"""Words in the `architectures` of heads that no drafter here is for."""
+"""Words in the `architectures` of heads for which there is no drafter here."""
 _OTHER_LAYERS = {
     "moe": "its layer has experts", "gemma": "its layers are Gemma's", "deepseek": "its attention is latent",
     "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
-"""And in those of heads whose layers are not Llama's."""
+"""The same for heads whose layers are not Llama's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Published:
     Attributes:
       fields: of the drafter.
       params: its parameters.
-      format: whose layout it has.
-      notes: what a user should know of how the file was read, a sentence each.
+      format: the layout's name.
+      notes: what a user should know about how the file was read, one sentence each.
     """
 
     fields: dict[str, Any]
@@ -54,15 +55,15 @@ def layouts() -> dict[str, Layout]:
 
 
 def stems_of(*of: Layout | None) -> tuple[str, ...]:
-    """What files with the weights of such heads are called."""
+    """Names of files with the weights of such heads."""
     return (*STEMS, *(stem for layout in of if layout is not None for stem in layout.stems))
 
 
 def drafter_of(folder: Path) -> str:
-    """Which drafter a head's folder is for, by its `config.json` and, where that says nothing, by the names of its tensors.
+    """Which drafter a head's folder is for, by its `config.json` or, if that says nothing, by the names of its tensors.
 
     Raises:
-      ModelError: where neither says it.
+      ModelError: if neither says it.
     """
     config, known = read_json(config_file(folder)), layouts()
     if "drafter" in config:
@@ -80,10 +81,10 @@ def drafter_of(folder: Path) -> str:
 
 
 def writer(form: str, name: str) -> Write:
-    """What writes heads for the drafter `name` in a format, see `Layout.formats`.
+    """The writer of heads for the drafter `name` in a format, see `Layout.formats`.
 
     Raises:
-      ModelError: where there is no such format, or it is none of these heads'.
+      ModelError: if there is no such format, or not for these heads.
     """
     known = layouts()
     formats: dict[str, list[str]] = {}
@@ -99,9 +100,10 @@ def writer(form: str, name: str) -> Write:
 
 
 def check_architecture(file: Path, config: Mapping[str, Any], drafter: str, layout: Layout) -> None:
-    """Raises ModelError on the `architectures` of another drafter's heads, or of layers that are none of Llama's.
+    """Raises ModelError for the `architectures` of another drafter's heads, or of layers that are not Llama's.
 
-    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
+    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one
+    module.
     """
     ours = {name: other.what for name, other in layouts().items() if other.what}
     others = {**_OTHER_HEADS, **ours, **_OTHER_LAYERS}
@@ -113,7 +115,7 @@ def check_architecture(file: Path, config: Mapping[str, Any], drafter: str, layo
 
 
 def _fields_of(target: Any) -> set[str]:
-    """The names in a target's own `config.json`, where it has one."""
+    """The names in a target's own `config.json`, if it has one."""
     file = None if target.path is None else target.path / "config.json"
     said = {} if file is None or not file.is_file() else read_json(file)
     return {*said, *an_object("text_config", said.get("text_config"))}
@@ -126,15 +128,15 @@ def read_published(
     """A published head.
 
     Args:
-      folder: with `config.json` and the weights, in safetensors or, where torch is installed, in its own format.
+      folder: with `config.json` and the weights, in safetensors or, if torch is installed, in its own format.
       name: the drafter's registry name.
       layout: of its class.
       config: the content of `config.json`.
-      target: what `specjax.models.load` returned, or `abstract`.
+      target: from `specjax.models.load` or `abstract`.
       chosen: fields of the drafter that the user set; `taps` take precedence over the file.
 
     Raises:
-      ModelError: on a missing, misshapen or unknown tensor or flag, and on a head of another width or vocabulary.
+      ModelError: for a missing, misshapen or unknown tensor or flag, and for a head of another width or vocabulary.
     """
     if layout is None:
         raise ModelError(

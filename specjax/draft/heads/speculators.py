@@ -1,4 +1,4 @@
-"""The `config.json` of vllm-project/speculators: the draft's layer nested in it, the head's flags around that."""
+"""The `config.json` of vllm-project/speculators: the draft's layer is nested in it, with the head's flags around that."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _BOOKKEEPING = frozenset(
     "model_type torch_dtype dtype transformers_version has_no_defaults_at_init enable_sp_ulysses inference_type "
     "tie_word_embeddings".split()
 )
-_DECIDING = ("partial_rotary_factor", "quantization_config")  # of a layer's fields, those that must not be overlooked
+_DECIDING = ("partial_rotary_factor", "quantization_config")  # the fields of a layer that must not be overlooked
 
 
 def is_one(config: dict[str, Any]) -> bool:
@@ -20,10 +20,10 @@ def is_one(config: dict[str, Any]) -> bool:
 
 
 def flattened(reader: Reader, config: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """The fields of the layer and the flags of the head side by side, as other layouts have them.
+    """The fields of the layer and the flags of the head at one level, as in other layouts.
 
     Raises:
-      ModelError: on a method other than the `wanted` one, and on a layer of another family than Llama's.
+      ModelError: for a method other than the `wanted` one, and for a layer of another family than Llama's.
     """
     kind = config.get("speculators_model_type", wanted)
     if kind != wanted:

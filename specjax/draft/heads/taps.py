@@ -1,17 +1,18 @@
 """Which of a target's layers an EAGLE-3 head reads. Published files count them in two ways and do not say in which.
 
-An *output* l is the residual stream after layer l, counted from 0. A *boundary* b is the stream that enters layer b, so
-output b - 1; boundary 0 is the embedding, and boundary L what leaves the last of L layers, before the final norm. Our taps are
-outputs.
+An *output* l is the residual stream after layer l, counted from 0. A *boundary* b is the stream that enters layer b,
+which is output b - 1. Boundary 0 is the embedding, and boundary L is the stream after the last of L layers, before the
+final norm. Our taps are outputs.
 
-Where ids stand, and what reads them (code of 2026):
+Places of the ids, and their readers (code of 2026):
 
-- nowhere: boundaries 2, L // 2, L - 3. SafeAILab/EAGLE keeps the stream before these layers; SpecForge's own default, outputs
-  1, L // 2 - 1, L - 4, is the same.
-- `eagle_aux_hidden_state_layer_ids` at the top level: boundaries. speculators writes them, and vLLM takes them as they are.
+- nowhere: boundaries 2, L // 2, L - 3. SafeAILab/EAGLE keeps the stream before these layers; SpecForge's own default,
+  outputs 1, L // 2 - 1, L - 4, is the same.
+- `eagle_aux_hidden_state_layer_ids` at the top level: boundaries. speculators writes them, and vLLM uses them as they
+  are.
 - `target_layer_ids`: outputs (DeepSpec).
-- `eagle_config.eagle_aux_hidden_state_layer_ids`: SpecForge writes outputs, as ModelOpt does by default, and SGLang adds 1 to
-  them for targets like Llama and Qwen. Files of NVIDIA and of TorchSpec hold boundaries under the same name.
+- `eagle_config.eagle_aux_hidden_state_layer_ids`: SpecForge writes outputs, as ModelOpt does by default, and SGLang
+  adds 1 to them for targets like Llama and Qwen. Files of NVIDIA and of TorchSpec hold boundaries under the same name.
 """
 
 import dataclasses
@@ -28,10 +29,10 @@ _MODELOPT = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """What a head reads.
+    """The layers that a head reads.
 
     Attributes:
-      layers: whose outputs are fused, ascending.
+      layers: those whose outputs are fused, ascending.
       why: how that was found, in a few words.
     """
 
@@ -47,7 +48,7 @@ def read_taps(config: dict[str, Any], layers: int) -> Taps:
       layers: of the target.
 
     Raises:
-      ValueError: on ids that are no layers of the target.
+      ValueError: for ids that are not layers of the target.
     """
     for key in _TOP:
         if config.get(key):
@@ -69,7 +70,7 @@ def read_taps(config: dict[str, Any], layers: int) -> Taps:
 
 
 def _nested(ids: tuple[int, ...], config: dict[str, Any], layers: int) -> tuple[bool, str]:
-    """Whether ids inside an `eagle_config` are boundaries, and why."""
+    """Whether ids within an `eagle_config` are boundaries, and why."""
     if ids[-1] == layers or ids[0] == 0:
         return True, f"since {ids[0] if ids[0] == 0 else layers} is no layer's output that a head would read"
     if ids == _default_outputs(layers):
@@ -88,7 +89,7 @@ def _default_outputs(layers: int) -> tuple[int, ...]:
 
 
 def _checked(key: str, ids: Any) -> tuple[int, ...]:
-    """Ids in the order in which a target computes them, which is that of every engine's features."""
+    """Ids in the order in which a target computes them, which is the order of every engine's features."""
     whole = isinstance(ids, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
     if not whole or len(set(ids)) != len(ids):
         raise ValueError(f"{key} must be a list of different layers, not {ids!r}")

@@ -20,20 +20,21 @@ PyTree = Any
 
 
 def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTree]:
-    """A drafter and its parameters, k times as wide: it drafts for the widened target what it drafted for the plain one.
+    """A drafter and its parameters, k times as wide: its drafts for the widened target equal those for the original one.
 
-    A draft model is widened as a target is. A datastore, and drafters without parameters, stay as they are.
+    A draft model is widened in the same way as a target. A datastore, and drafters without parameters, stay as they
+    are.
 
     Args:
-      drafter: bound to its target before it was widened.
+      drafter: bound to its target before that was widened.
       params: its own, `params["draft"]`.
-      k: how many times, see `specjax.models.widen`.
+      k: the factor, see `specjax.models.widen`.
 
     Returns:
       The drafter, for the widened target, and its parameters.
 
     Raises:
-      ValueError: on k below 1, a drafter that has parameters and no rule, or one that is not bound yet.
+      ValueError: for k below 1, a drafter that has parameters and no rule, or one that is not bound yet.
     """
     check_times(k)
     if isinstance(drafter, Fused):
@@ -53,7 +54,7 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
 
 
 def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:
-    """The drafter's fields that depend on a width, widened: configs, its target, its own model, its choices of a config."""
+    """The drafter's fields that depend on a width, widened: configs, its target, its own model, and its choices of sizes."""
     fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
     wide = {name: _wider(value, k) for name, value in fields.items() if _has_width(value)}
     chosen = sizes(wide["config"]) if fields.keys() >= SIZES.keys() and "config" in wide else {}
@@ -73,7 +74,7 @@ def _wider(value: Any, k: int) -> Any:
 
 
 def _width(drafter: Any) -> int:
-    """E, of what its parameters belong to."""
+    """E of the model that its parameters belong to."""
     lm = drafter.lm if isinstance(drafter, (ModelDrafter, DiffuSpec)) else drafter.target
     config = getattr(lm, "config", None)
     if not isinstance(config, ModelConfig):

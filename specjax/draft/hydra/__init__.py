@@ -1,4 +1,4 @@
-"""Hydra and Hydra++: Medusa's heads made to see the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109)."""
+"""Hydra and Hydra++: Medusa's heads, which also see the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109)."""
 
 import dataclasses
 
@@ -16,11 +16,9 @@ from specjax.draft.medusa import Medusa
 class Hydra(Medusa):
     """Head i reads the feature, the root's embedding and those of the i tokens drafted above.
 
-    `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`, `shortcut_bias`} from `(i + 2) E` to
-    `E`, `blocks`: [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}, `ids` `[U]` where the heads know fewer tokens than
-    the target, and `prefix` with `prefix_layer`.
-
-    Of a head's residual blocks the first takes the wide input.
+    `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`, `shortcut_bias`} from `(i + 2) E`
+    to `E`, `blocks`: [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}. It has `ids` `[U]` if the heads know
+    fewer tokens than the target, and `prefix` with `prefix_layer`. A head's first residual block takes the wide input.
 
     Attributes:
       prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.

@@ -41,7 +41,7 @@ class PrefixHead:
         return nnx.to_pure_dict(nnx.split(Prefix(self.config, dtype, nnx.Rngs(key)))[1])
 
     def __call__(self, params: Any, features: Array, block: Block, cache: KVCache | None) -> tuple[Array, KVDelta]:
-        """Features `[B, T, E]` with what went before them mixed in, and their part of the cache."""
+        """Features `[B, T, E]` with earlier ones mixed in, and their part of the cache."""
         dtype = params_dtype(params)
         graph = nnx.split(nnx.eval_shape(lambda: Prefix(self.config, dtype, nnx.Rngs(0))))[0]
         module = nnx.merge(graph, params)

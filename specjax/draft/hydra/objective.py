@@ -1,4 +1,4 @@
-"""Training of Hydra's heads: as Medusa's, with the text's own tokens as the drafted ones (arXiv:2402.05109, section 3)."""
+"""Training of Hydra's heads: as for Medusa's, with the text's own tokens as the drafted ones (arXiv:2402.05109, section 3)."""
 
 import dataclasses
 import functools
@@ -13,8 +13,9 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainHydra(HeadObjective):
-    """The target is frozen; heads and the prefix layer learn its distributions, weighted `decay ** i`: alike, as by
-    Hydra's authors.
+    """The target is frozen; heads and the prefix layer learn its distributions, weighted `decay ** i`.
+
+    The default weighs all heads alike, as Hydra's authors do.
 
     Attributes:
       decay: see above.

@@ -21,12 +21,12 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         )
     size, vocab = target.lm.config.hidden_size, target.lm.vocab_size
     heads, layers = int(config["hydra_num_heads"]), int(config.get("hydra_num_layers", 1))
-    reader.check_copy("input_embed_fn.weight", target)  # the target's table is a part of the module that is saved
+    reader.check_copy("input_embed_fn.weight", target)  # the target's table is a part of the saved module
     made = [_hydra_head(reader, i, layers, size, vocab) for i in range(heads)]
     params: dict[str, Any] = {"heads": made}
     prefix = arch == "prefix-mlp"
     if prefix:
-        at = "prefix_embeding_layer"  # so spelt in the files
+        at = "prefix_embeding_layer"  # this is the files' spelling
         if f"{at}.embed_tokens.weight" in reader.tensors:
             reader.take(f"{at}.embed_tokens.weight", (vocab, size))  # never trained and never read
         own = layers_config(target.lm, "hydra")
@@ -37,7 +37,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def _hydra_head(reader: Reader, i: int, layers: int, size: int, vocab: int) -> dict[str, Any]:
-    """The head that reads the root and i tokens after it. Where it has dropouts, as Hydra++, they hold the even places."""
+    """The head that reads the root and i tokens after it. If it has dropouts, as in Hydra++, they take the even places."""
     dropouts = f"hydra_mlp.{i}.0.linear.weight" not in reader.tensors
     block = lambda j: f"hydra_mlp.{i}.{2 * j + 1 if dropouts else j}"
     shortcut = reader.linear(f"{block(0)}.res_connection", (i + 2) * size, size, bias=True)

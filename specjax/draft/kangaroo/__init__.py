@@ -1,4 +1,4 @@
-"""Kangaroo: the target's first layers and a small adapter draft; the target goes on from there (arXiv:2404.18911)."""
+"""Kangaroo: the target's first layers and a small adapter draft, and the target continues from there (arXiv:2404.18911)."""
 
 import dataclasses
 import functools
@@ -39,14 +39,15 @@ class Pending:
 class Kangaroo(TreeDrafter, Trained):
     """Drafts a chain with layers `[0, exit_layer)`, the adapter and the target's head, and stops where it is unsure.
 
-    Every node passes the lower layers once: the target verifies with the others alone. The adapter's cache too takes over
-    what drafting computed, since an accepted node's features are the target's own. The state is that cache.
+    Every node passes the lower layers once; the target verifies with only the other layers. The adapter's cache also
+    takes over what drafting computed, because an accepted node's features are the target's own. The state is that
+    cache.
 
     Attributes:
       exit_layer: how many of the target's layers the draft shares.
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
-      config: the adapter's `ModelConfig`; None: the target's own sizes.
+      config: the adapter's `ModelConfig`; None for the target's own sizes.
       target: filled in by `bind`.
     """
 
@@ -100,7 +101,7 @@ class Kangaroo(TreeDrafter, Trained):
         return dataclasses.replace(self, config=self.config or own.only(self.exit_layer), target=target)
 
     def init_params(self, key, target_params):
-        """The target's next attention under its final norm: an early exit, to be trained on."""
+        """The target's next attention under its final norm: an early exit, to be trained further."""
         once = merged(target_params, self.target.config, self.target.kv_copies)
         return self.head.init(self.config, once, self.exit_layer)
 
@@ -117,9 +118,8 @@ class Kangaroo(TreeDrafter, Trained):
         return LAYOUT
 
     def init(self, params, batch, capacity):
-        """
-        Raises:
-          ValueError: where the adapter's parameters are of another target.
+        """Raises:
+          ValueError: if the adapter's parameters belong to another target.
         """
         shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
         wanted, got = shapes(self.head.abstract(self.config)), shapes(params["draft"])
@@ -147,7 +147,7 @@ class Kangaroo(TreeDrafter, Trained):
         target, weights, slots = self.target, params["target"], self.nodes
 
         def enter(block, past):
-            """What the nodes leave behind, and their features. `past` is what the nodes above them left."""
+            """The nodes' entries, and their features. `past` is the entries of the nodes above them."""
             _, below, own = past or (None, None, None)
             h = target.embed(weights, block.tokens)
             h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)

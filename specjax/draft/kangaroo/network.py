@@ -59,7 +59,7 @@ def adapt(
       config: the target's.
       params: the adapter's.
       h: `[B, T, E]`, the residual stream after the shared layers.
-      block: whose tokens are not read.
+      block: the block; its tokens are not read.
       cache: of one layer, or None.
       past: of one layer, or None.
     """

@@ -11,7 +11,7 @@ from specjax.models.ropes import RopeConfig
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an adapter. Its rope has the base 10000 and no scaling, whatever the configuration says."""
+    """Fields and parameters of an adapter. Its rope has base 10000 and no scaling, whatever the configuration says."""
     check_flags(reader, config)
     if config.get("num_hidden_layers", 1) != 1:
         raise ModelError(

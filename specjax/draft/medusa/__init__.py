@@ -20,11 +20,12 @@ DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 class Medusa(FeatureDrafter):
     """All nodes of a depth share one distribution, so a whole tree costs one pass of the heads.
 
-    `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}} and, where
-    the heads know fewer tokens than the target, `ids` `[U]`.
+    `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}}. If the
+    heads know fewer tokens than the target, it also has `ids` `[U]`.
 
     Attributes:
-      expander: turns the heads' distributions into a tree; no deeper than there are heads. None: a small static tree.
+      expander: turns the heads' distributions into a tree; no deeper than the number of heads. None for a small static
+        tree.
       heads: how many.
       layers: residual blocks per head.
     """
@@ -69,7 +70,7 @@ class Medusa(FeatureDrafter):
         return dataclasses.replace(self, target=target)
 
     def init_params(self, key, target_params) -> Any:
-        """Blocks start as the identity but for their bias, kernels as the target's head."""
+        """Blocks start as the identity except for their bias, kernels as the target's head."""
         size = self.feature_size
         kernel = head_kernel(self.target, target_params)
         block = {"kernel": jnp.zeros((size, size), kernel.dtype), "bias": jnp.zeros((size,), kernel.dtype)}

@@ -1,5 +1,4 @@
-"""Training of Medusa's heads: each learns the target's distribution some tokens further on (arXiv:2401.10774, section
-2.2)."""
+"""Training of Medusa's heads: each learns the target's distribution some tokens further on (arXiv:2401.10774, section 2.2)."""
 
 import dataclasses
 import functools
@@ -13,8 +12,10 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainMedusa(HeadObjective):
-    """Medusa-1: the target is frozen. Heads learn its distributions, weighted `decay ** j`; with `preset=paper` the
-    text's own tokens, all alike, as by Medusa's authors. The losses of the heads, each a mean, are added up.
+    """Medusa-1: the target is frozen, and heads learn its distributions, weighted `decay ** j`.
+
+    With `preset=paper` they learn the text's own tokens, all weighted alike, as Medusa's authors do. The heads' losses,
+    each a mean, are summed.
 
     Attributes:
       decay: see above.

@@ -9,8 +9,7 @@ _MERGED = "medusa_head."
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of a Medusa head: tensors `{head}.{block}.linear` and, after the blocks,
-    `{head}.{blocks}`."""
+    """Fields and parameters of a Medusa head: tensors `{head}.{block}.linear` and, after the blocks, `{head}.{blocks}`."""
     check_flags(reader, config, "medusa_num_heads", "medusa_num_layers", "medusa_choices")
     _take_apart(reader, target)
     size, vocab = target.lm.config.hidden_size, target.lm.vocab_size
@@ -29,7 +28,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def _take_apart(reader: Reader, target: Any) -> None:
-    """Leaves only the heads of a Medusa-2 model, which was trained and saved together with them."""
+    """Keeps only the heads of a Medusa-2 model, which was trained and saved together with them."""
     heads = {name.removeprefix(_MERGED): x for name, x in reader.tensors.items() if name.startswith(_MERGED)}
     if not heads:
         return

@@ -1,4 +1,4 @@
-"""Multi-token prediction: the extra layer that some targets were trained with drafts (DeepSeek-V3, arXiv:2412.19437)."""
+"""Multi-token prediction: some targets were trained with an extra layer, which drafts here (DeepSeek-V3, arXiv:2412.19437)."""
 
 import dataclasses
 
@@ -10,15 +10,16 @@ from specjax.lm import Wants
 
 @dataclasses.dataclass(frozen=True)
 class MTP(Eagle):
-    """As EAGLE, with a decoder layer of the target's own class, norms before and after it, and the target's head.
+    """EAGLE with a decoder layer of the target's own class, norms before and after it, and the target's head.
 
     One module drafts every depth: it feeds on its own normed output, as on the target's normed feature at depth 1.
 
-    `params["draft"]` is MtpHead's, and where the file has a head of its own or fewer tokens `head` and `ids`, as EAGLE's.
+    `params["draft"]` is MtpHead's. If the file has its own head or fewer tokens, it also has `head` and `ids`, as in
+    EAGLE.
 
     Attributes:
-      final_norm: whether the target's features are read after its final norm, as DeepSeek-V3's; else, as MiMo's,
-        before.
+      final_norm: whether the target's features are read after its final norm, as in DeepSeek-V3, or before it, as in
+        MiMo.
     """
 
     about = About(

@@ -30,7 +30,7 @@ class Mtp(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class MtpHead(EagleHead):
-    """The module as functions of a params pytree; its outputs are normed, for the head and for the next pass alike."""
+    """The module as functions of a params pytree; its outputs are normed, both for the head and for the next pass."""
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Mtp(self.config, dtype, rngs)

@@ -8,7 +8,7 @@ from specjax.objectives.base import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainMTP(TrainEagle):
-    """FastMTP (arXiv:2509.18362): one module for every depth, distributions alone, later depths weighing less."""
+    """FastMTP (arXiv:2509.18362): one module for every depth, distributions alone, lower weights for later depths."""
 
     recipe = Recipe()
     saved = ("final_norm",)

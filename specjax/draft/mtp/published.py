@@ -29,10 +29,10 @@ class _Names:
     """Names of a module's tensors.
 
     Attributes:
-      name: whose layout it is.
+      name: of the layout.
       at: where the module's own tensors are.
       layer: where its decoder layer's are.
-      embed_norm: of the embedding, below `at`; as are the next three.
+      embed_norm: of the embedding, below `at`, like the next three.
       hidden_norm: of the feature.
       fc: over both.
       norm: before the head.
@@ -68,10 +68,10 @@ def _own_tensors(target: Any) -> Callable[[str], bool]:
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an MTP module, whose layer is one of its target's in all sizes and names, with experts or not.
+    """Fields and parameters of an MTP module; its layer has the sizes and names of its target's layers, with experts or not.
 
     Raises:
-      ModelError: where there is none, or there are several.
+      ModelError: if there is none, or there are several.
     """
     layers = target.lm.num_layers
     known = _layouts(layers)
@@ -134,7 +134,7 @@ def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
 
 
 def _head(reader: Reader, name: str, size: int, target: Any) -> dict[str, Any]:
-    """A head of its own, where the file holds one that is no copy of the target's."""
+    """The module's own head, if the file holds one that is not a copy of the target's."""
     if f"{name}.weight" not in reader.tensors:
         return {}
     head = reader.linear(name, size, target.lm.vocab_size)

@@ -13,16 +13,16 @@ from specjax.lm import Block
 
 @dataclasses.dataclass(frozen=True)
 class PEagle(Eagle3):
-    """As EAGLE-3, but a slot after the last pair reads a learnt feature and a mask in place of what was drafted.
+    """EAGLE-3, but slots after the last pair read a learnt feature and a mask in place of drafted tokens.
 
-    The last pair's output drafts the first token, the slot j places after it the one j places further on. What is
-    drafted is never read, so that any tree costs one pass over as many slots as it has levels below the first.
+    The last pair's output drafts the first token, and the slot j places after it drafts the token j places further on.
+    Drafted tokens are never read, so any tree costs one pass over as many slots as it has levels below the first.
 
-    `params["draft"]` is Eagle3's, with `mask`: {`embedding` `[1, E]`} and `mask_feature`: {`embedding` `[C, target width]`},
-    which goes through the same norms and `fc` as the target's features.
+    `params["draft"]` is Eagle3's, with `mask`: {`embedding` `[1, E]`} and `mask_feature`: {`embedding`
+    `[C, target width]`}, which goes through the same norms and `fc` as the target's features.
 
     Attributes:
-      mask: the id whose embedding the mask starts from, and which a published file goes by that names none; -1: the mean.
+      mask: the id whose embedding the mask starts from, also for a published file that names none; -1 for the mean.
     """
 
     about = About(
@@ -38,7 +38,7 @@ class PEagle(Eagle3):
     mask: int = -1
 
     hidden = None  # pyrefly: ignore[bad-override]
-    """No distribution follows from one that was drafted, so that no rule can read the features between them."""
+    """No distribution follows from a drafted one, so no rule can read the features between them."""
 
     @property
     def head(self):
@@ -65,7 +65,7 @@ class PEagle(Eagle3):
         return LAYOUT
 
     def ahead(self, params, block, cache, past=None):
-        """`read` of slots without a token or feature of their own: `block` says where they are, and what they see."""
+        """`read` for slots without a token or feature of their own: `block` says where they are, and what they see."""
         own, shape = params["draft"], block.positions.shape
         feature = self.head.fuse(own, own["mask_feature"]["embedding"].reshape(1, 1, -1))
         fill = lambda x: jnp.broadcast_to(x, (*shape, x.shape[-1]))

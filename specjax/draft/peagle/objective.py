@@ -8,7 +8,7 @@ from specjax.objectives.base import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainPEagle(TrainEagle3):
-    """P-EAGLE: pass s > 0 reads masks; of every chain all depths are kept, where the paper keeps a share of the deeper ones.
+    """P-EAGLE: pass s > 0 reads masks. All depths of every chain are kept; the paper keeps a share of the deeper ones.
 
     Attributes:
       unroll: depths.

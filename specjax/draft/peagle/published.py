@@ -9,12 +9,11 @@ from specjax.models.errors import ModelError
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of a P-EAGLE head: EAGLE-3's tensors with `layers.*`, and a feature for the slots of
-    masks."""
+    """Fields and parameters of a P-EAGLE head: EAGLE-3's tensors with `layers.*`, and a feature for the slots of masks."""
     mask = mask_of(reader, config, target)
     feature = reader.tensors.pop("mask_hidden", None)
     if feature is None:
-        raise ModelError(f"{reader.folder}: missing mask_hidden: a head without it is no P-EAGLE head (try eagle3)")
+        raise ModelError(f"{reader.folder}: missing mask_hidden: a head without it is not a P-EAGLE head (try eagle3)")
     if "norm_output" in reader.chosen:
         raise ModelError("peagle never reads its own outputs: leave norm_output out")
     fields, params = eagle3.read(reader, {key: x for key, x in config.items() if key not in MASKS}, target, "peagle")

@@ -18,11 +18,11 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PPDState:
-    """What the prompt tokens of the last accepted node said.
+    """The predictions of the last accepted node's prompt tokens.
 
     Attributes:
       logits: `[B, m, V]` float32: their distributions, for the tokens one, two, ... places after the root.
-      state: `[B]` int32, how many of them there were; -1 before the row's first proposal.
+      state: `[B]` int32, how many prompt tokens there were; -1 before the row's first proposal.
     """
 
     logits: Any
@@ -31,18 +31,19 @@ class PPDState:
 
 @dataclasses.dataclass(frozen=True)
 class PPD(Trained):
-    """Prompt slots ride after the nodes of the tree; those of the accepted node fill the next tree, whose shape goes by
-    their number. Parameters: `{"embeddings": [m, ensembles, E]}`.
+    """Prompt slots follow the nodes of the tree; those of the accepted node fill the next tree.
 
-    A row's first proposal reads the prompt tokens after its last token but one, in a pass of their own, so that its
-    first tree is no smaller than later ones.
+    The next tree's shape depends on their number. Parameters: `{"embeddings": [m, ensembles, E]}`.
 
-    Of all prompt slots only the accepted node's are read: the step keeps the logits `[B, N + X, V]` until the verdict and
-    ranks the candidates of those, with the positions' own noise, rather than every slot's.
+    A row's first proposal reads the prompt tokens after its last token but one, in a separate pass, so that its first
+    tree is no smaller than later ones.
+
+    Only the accepted node's prompt slots are read. The step keeps the logits `[B, N + X, V]` until the verdict, and
+    ranks only their candidates, with the positions' own noise, rather than every slot's.
 
     Attributes:
       trees: the tree of every state and its prompt tokens, see `trees.parse`; `search_states` finds them.
-      ensembles: slots that hold one prompt token, each with an embedding of its own; their logits are averaged.
+      ensembles: slots per prompt token, each with a separate embedding; their logits are averaged.
       target: filled in by `bind`.
     """
 
@@ -116,9 +117,8 @@ class PPD(Trained):
         return LAYOUT
 
     def init(self, params, batch, capacity):
-        """
-        Raises:
-          ValueError: where the embeddings are not of this many prompt tokens and ensembles, or not of the target's width.
+        """Raises:
+          ValueError: if the embeddings do not have this many prompt tokens and ensembles, or not the target's width.
         """
         ids = jax.ShapeDtypeStruct((self.prompts, self.ensembles), jnp.int32)
         wanted = jax.eval_shape(self.target.embed, params["target"], ids).shape
@@ -135,7 +135,7 @@ class PPD(Trained):
         return PPDState(("batch", None, "vocab"), ("batch",))
 
     def begun(self, params, draft, view) -> PPDState:
-        """The state of rows that have proposed already, and what prompt tokens say in those that have not."""
+        """The state of rows that have already proposed, and the prompt tokens' predictions in rows that have not."""
         count, size = self.prompts * self.ensembles, params["draft"]["embeddings"].shape[-1]
         fresh = (draft.state < 0) & view.live & (view.length > 1)
 

@@ -17,16 +17,17 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainPPD(Objective):
-    """Fits the embeddings alone. A text is cut at random places; the prompt tokens that follow a cut learn the target's own
-    distributions some tokens further on. The loss is the mean over them of each one's own, weighted `decay ** j` for
-    the j-th.
+    """Fits only the embeddings.
 
-    Text and prompt slots pass through the target once. The text goes first, so that no gradient is taken through it; the
-    slots of all cuts follow as one block over its keys and values.
+    A text is cut at random places. The prompt tokens that follow a cut learn the target's own distributions some tokens
+    further on. The loss is the mean over each one's own loss, weighted `decay ** j` for the j-th.
+
+    Text and prompt slots pass through the target once. The text goes first, so that no gradient is taken through it;
+    the slots of all cuts follow as one block over its keys and values.
 
     Attributes:
       drafter: a PPD bound to the target.
-      cuts: places a row, at most as many as it has.
+      cuts: places per row, at most as many as it has.
       decay: see above.
       divergence: between the distributions.
     """
@@ -66,7 +67,7 @@ class TrainPPD(Objective):
         """How often the target's likeliest token is the candidate of a rank of each prompt token, on a batch's random cuts.
 
         Returns:
-          Counts `[m, ranks]` and over how many `[m]`. Their quotient is what `search_states` takes.
+          Counts `[m, ranks]`, and the number of cases `[m]`. Their quotient is the input of `search_states`.
         """
         target, draft, mask = self._distributions(params, target_params, batch, key)
         candidates = jax.lax.top_k(draft, ranks)[1]
@@ -76,7 +77,7 @@ class TrainPPD(Objective):
         return hits.sum(axis=0), mask.sum(axis=0)
 
     def _places(self, batch, key):
-        """Where texts are cut `[B, cuts]`, and which of these are such that their first prompt token has something to learn."""
+        """Where texts are cut `[B, cuts]`, and at which cuts the first prompt token has something to learn."""
         return drawn_places(key, jnp.pad(batch.due(2), ((0, 0), (0, 2))), self.cuts)
 
     def _distributions(self, params, target_params, batch, key):

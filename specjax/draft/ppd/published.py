@@ -1,4 +1,4 @@
-"""PPD's published prompt tokens (hmarkc/parallel-prompt-decoding): PEFT's folder of a prompt tuning."""
+"""PPD's published prompt tokens (hmarkc/parallel-prompt-decoding): a PEFT folder of a prompt tuning."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import is_size
 
 PAPER_TREES = "10 @ 3x11; 10 | 10 6 3 2 1x2 @ 3x3 2x8 3x3 2x7 3 2x12; 10 | 10 4 2 1x2 | 4 2 @ 3x3 2x8 3 2x23"
-"""The trees that the authors decode Vicuna 7B with (their "105"), for three prompt tokens."""
+"""The trees with which the authors decode Vicuna 7B (their "105"), for three prompt tokens."""
 _TREES = {1: "10 @ 1x11", 3: PAPER_TREES}
 _PEFT = (
     "peft_type peft_version task_type inference_mode revision auto_mapping num_virtual_tokens token_dim num_layers "
@@ -18,7 +18,7 @@ _SERVED = {
     "num_exits": (1, None), "use_custom_lm_head": (False, None), "use_prefix_tuning": (False, None),
     "aggregation_type": ("mean", None),
 }  # fmt: skip
-"""Flags that change what prompt tokens say, and the values that are read."""
+"""Flags that change the prompt tokens' predictions, and the values that are supported."""
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:

@@ -19,7 +19,7 @@ class PromptTree:
 
     Attributes:
       topology: ranks count the candidates of a node's depth.
-      prompts: one count a node, 0..m.
+      prompts: one count per node, 0..m.
     """
 
     topology: Topology
@@ -28,7 +28,7 @@ class PromptTree:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Constants of the program, stacked over the states 0..m; what a state does not use is padded.
+    """Constants of the program, stacked over the states 0..m and padded.
 
     Attributes:
       parent, depth, rank: `[m + 1, N]` int32; -1 for the root's parent.
@@ -36,10 +36,10 @@ class Tables:
       above: `[m + 1, N, N]` bool, whether column j is row i or above it.
       prompts: `[m + 1, N]` int32, prompt tokens after each node.
       first: `[m + 1, N]` int32, the first prompt slot of each node.
-      position: `[m + 1, X]` int32, a prompt slot's position less the root's.
+      position: `[m + 1, X]` int32, a prompt slot's position minus the root's.
       step: `[m + 1, X]` int32, which of its node's prompt tokens a slot holds, from 0.
-      member: `[m + 1, X]` int32, and of which ensemble.
-      visible: `[m + 1, X, N + X]` bool: a prompt slot sees its node, what is above that, and the earlier prompt slots
+      member: `[m + 1, X]` int32, the slot's index in the ensemble.
+      visible: `[m + 1, X, N + X]` bool: a prompt slot sees its node, the nodes above that, and the earlier prompt slots
         of the same node and ensemble.
     """
 
@@ -59,12 +59,12 @@ class Tables:
 def parse(text: str) -> tuple[PromptTree, ...]:
     """The trees of states 0..m from a line of text.
 
-    States 1..m are separated by `;`, each a tree and its prompts: `2 | 1 @ 2 1x3` is `Topology.from_counts("2 | 1")` with
-    two prompt tokens after the root and one after each other node. The tree of state 0 is implied: the root alone, with
-    all m prompt tokens.
+    States 1..m are separated by `;`, each a tree and its prompts: `2 | 1 @ 2 1x3` is `Topology.from_counts("2 | 1")`
+    with two prompt tokens after the root and one after each other node. The tree of state 0 is implied: the root alone,
+    with all m prompt tokens.
 
     Raises:
-      ValueError: if the text does not read so, or a tree of state n is deeper than the n predictions it is made from.
+      ValueError: if the text cannot be read so, or a tree of state n is deeper than the n predictions it is made from.
     """
     trees = []
     states = text.split(";")
@@ -95,19 +95,20 @@ def parse(text: str) -> tuple[PromptTree, ...]:
 def search_states(accuracy: Any, nodes: int, slots: int) -> str:
     """Trees for every state from measured acceptance (arXiv:2405.18628, section 4).
 
-    A state's candidates are searched as in Medusa. Then every node gets all m prompt tokens, and the one that loses least
-    goes, until `slots` are left: the chance that decoding stops at its node, times what the next step's tree accepts less.
+    A state's candidates are searched as in Medusa. Then every node gets all m prompt tokens, and the one whose removal
+    costs least is removed, until `slots` are left. The cost is the chance that decoding stops at its node, times the
+    loss of acceptance in the next step's tree.
 
     Args:
       accuracy: `[m, R]`, how often the candidate of a rank of each prompt token is the target's token.
-      nodes: most tree nodes of a state, the root included.
+      nodes: most tree nodes of a state, including the root.
       slots: most prompt tokens of a state, at least m.
 
     Returns:
-      What `parse` reads.
+      The input of `parse`.
 
     Raises:
-      ValueError: on accuracies that are no shares, or with less room than a root, a node and m prompt tokens need.
+      ValueError: for accuracies that are not shares, or with less room than a root, a node and m prompt tokens need.
     """
     accuracy = shares(accuracy)
     m, ranks = accuracy.shape
@@ -131,8 +132,11 @@ def search_states(accuracy: Any, nodes: int, slots: int) -> str:
 
 
 def tokens_per_step(text: str, accuracy: Any) -> float:
-    """Expected tokens per step in the long run: states follow each other as a Markov chain, whose share of steps in
-    state n is weighted with what that state's tree accepts, plus the target's own token."""
+    """Expected tokens per step in the long run, including the target's own token.
+
+    States follow each other as a Markov chain; each state is weighted by its long-run share, and contributes what its
+    tree accepts.
+    """
     accuracy = shares(accuracy)
     trees = parse(text)
     moves = np.zeros((len(trees), len(trees)))
@@ -147,7 +151,7 @@ def tokens_per_step(text: str, accuracy: Any) -> float:
 
 
 def chances(topology: Topology, accuracy: np.ndarray) -> list[float]:
-    """The chance of every node to be accepted."""
+    """By node, the chance that it is accepted."""
     paths: list[tuple[int, ...]] = []
     for parent, rank in zip(topology.parents, topology.ranks, strict=True):
         paths.append(() if parent < 0 else (*paths[parent], rank))
@@ -155,7 +159,7 @@ def chances(topology: Topology, accuracy: np.ndarray) -> list[float]:
 
 
 def _ends(topology: Topology, accuracy: np.ndarray) -> np.ndarray:
-    """The chance of every node to be the last one accepted."""
+    """By node, the chance that it is the last one accepted."""
     ends = np.array(chances(topology, accuracy))
     for parent, accepted in zip(topology.parents[1:], ends[1:].copy(), strict=True):
         ends[parent] -= accepted
@@ -172,7 +176,7 @@ def _counts(topology: Topology) -> str:
 
 @functools.lru_cache(maxsize=16)
 def tables(text: str, ensembles: int) -> Tables:
-    """The constants of `parse(text)`, with every prompt token held by `ensembles` slots."""
+    """The constants of `parse(text)`, with `ensembles` slots for every prompt token."""
     trees = parse(text)
     nodes = max(len(tree.prompts) for tree in trees)
     slots = ensembles * max(sum(tree.prompts) for tree in trees)

@@ -85,7 +85,7 @@ def mistaken(rng, step: Equation) -> Equation | None:
 
 
 def sources_of(content: Content) -> list[tuple[int | None, int | None]]:
-    """For each of a step's two numbers, the step whose result it is; None for a number of the problem."""
+    """For every step, the steps whose results its two numbers are; None for a number of the problem."""
     sources: list[tuple[int | None, int | None]] = []
     last = None
     for kind, _, _ in content[1]:

@@ -5,7 +5,7 @@ from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ANIMALS, CITIES, COLORS, FRUITS, JOBS, NAMES, PLACES, THINGS
 
 SIZES = {1: (8, 12), 2: (12, 24), 3: (60, 112)}
-"""The number of sentences of the context, by level."""
+"""The fewest and most sentences of the context, by level."""
 # relation: values, sentences, questions about a person
 Relation = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 RELATIONS: dict[str, Relation] = {

@@ -5,7 +5,7 @@ from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.velan import DICTIONARY, NOUNS, draw_clause, english, read, velan
 
 SIZES = {1: (2, 2), 2: (3, 4), 3: (5, 7)}
-"""The number of clauses, by level."""
+"""The fewest and most clauses, by level."""
 ASKS = {
     "into": (
         "Translate into Velan: {text}",

@@ -117,11 +117,13 @@ def read_filter(file: Path) -> dict[str, dict[str, Array]]:
         raise ValueError(f"{file} is damaged, or no file of safetensors ({error}): fetch it again") from error
     names = [f"{layer}.{part}" for layer in ("first", "second") for part in ("kernel", "bias")]
     if sorted(tensors) != sorted(names) or tensors["first.kernel"].ndim != 2:
-        raise ValueError(f"{file} is no filter: it holds {', '.join(sorted(tensors))} in place of {', '.join(names)}")
+        raise ValueError(
+            f"{file} is not a filter: it holds {', '.join(sorted(tensors))} in place of {', '.join(names)}"
+        )
     width, hidden = tensors["first.kernel"].shape
     shapes = [tensors[name].shape for name in names]
     if shapes != [(width, hidden), (hidden,), (hidden, width), (width,)]:
-        raise ValueError(f"{file} is no filter for blocks of {width}: its tensors are {shapes}")
+        raise ValueError(f"{file} is not a filter for blocks of {width}: its tensors are {shapes}")
     return {
         layer: {part: jnp.asarray(tensors[f"{layer}.{part}"], jnp.float32) for part in ("kernel", "bias")}
         for layer in ("first", "second")

@@ -262,7 +262,9 @@ def parser_of(name: str, whole: bool = False) -> Parser:
 def _dispatch(words: list[str]) -> int:
     listing = "\n".join(f"  {name:10} {about}" for name, (about, _, _) in COMMANDS.items())
     top = Parser(prog="specjax", usage="specjax COMMAND ...", description="Fast language-model decoding in JAX.")
-    top.epilog = f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's usual options, `--help all` all of them."
+    top.epilog = (
+        f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's usual options, `--help all` all of them."
+    )
     top.add_argument("--version", action="store_true", help="print the version")
     if not words or words[0].startswith("-"):
         with _help_exits():

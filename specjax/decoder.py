@@ -55,7 +55,9 @@ class Decoder(Protocol[State]):
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
         settle(cls, frozenset(("empty", "prefill", "read_prefix", "step")))
-        if "__repr__" not in vars(cls):  # set on the class itself; otherwise the `dataclass` decorator would write one there
+        if "__repr__" not in vars(
+            cls
+        ):  # set on the class itself; otherwise the `dataclass` decorator would write one there
             cls.__repr__ = brief  # type: ignore[assignment]
 
     @property

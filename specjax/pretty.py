@@ -16,7 +16,9 @@ class Pretty:
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
-        if "__repr__" not in vars(cls):  # set on the class itself; otherwise the `dataclass` decorator would write one there
+        if "__repr__" not in vars(
+            cls
+        ):  # set on the class itself; otherwise the `dataclass` decorator would write one there
             cls.__repr__ = Pretty.__repr__
 
     def __repr__(self) -> str:

@@ -216,7 +216,9 @@ class Speculative(Decoder[DecodeState]):
             finish=jnp.zeros((count,), jnp.int32),
             key=prompts.keys,
             prompt_length=lengths,
-            limit=jnp.clip(prompts.limit, lengths, capacity - self.slack),  # slice updates beyond it clamp without an error
+            limit=jnp.clip(
+                prompts.limit, lengths, capacity - self.slack
+            ),  # slice updates beyond it clamp without an error
             eos=prompts.ends(state.eos.shape[1]),
             sampling=prompts.sampling,
         )

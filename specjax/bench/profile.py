@@ -71,9 +71,7 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     found = []
-    with (
-        contextlib.nullcontext() if options.json else progress(len(requests)) as advance
-    ):  # its lines replace a bar
+    with contextlib.nullcontext() if options.json else progress(len(requests)) as advance:  # its lines replace a bar
         for name, own in requests.items():
             found.append(profile(name, engines[name], own, options.repeats))
             if advance is None:

@@ -14,9 +14,7 @@ def table(report: Report) -> None:
     rows = Table(title=report.about, title_justify="left")
     rows.add_column("decoder", overflow="fold")
     for name in ("tokens/step", "tokens/s", "ratio\nto plain", "step\nratio", "identical\ntext"):
-        rows.add_column(
-            name, justify="right", no_wrap=True
-        )  # on a narrow terminal, the other columns wrap
+        rows.add_column(name, justify="right", no_wrap=True)  # on a narrow terminal, the other columns wrap
     rows.add_column("accepted\nby depth", justify="right")
     for row in report.rows:
         shares = row.acceptance_by_depth

@@ -230,7 +230,9 @@ class FreeDaveDecoder(DiffusionDecoder):
         active, wide = self._asked(state, own, left[:, 0])
         wanted = left.any(axis=2) & state.memory["ready"][:, None]
         wanted = wanted.at[:, 0].set(True)
-        needed = count * (self.span + 1)  # for all drafts; the widths grow by the same factor, because each is a program
+        needed = count * (
+            self.span + 1
+        )  # for all drafts; the widths grow by the same factor, because each is a program
         most = max(size, count * self.cache.most(self.span + 1, size))
         final, cache = read_drafts(
             self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],

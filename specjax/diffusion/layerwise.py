@@ -77,9 +77,7 @@ def read_by_layer(
                 jnp.take_along_axis(tokens, clipped, axis=1), clipped, seen, visible, unseen=chosen, causal=False
             )
             inputs = jnp.take_along_axis(h, clipped[:, :, None], axis=1)
-            seen_by = KVCache(
-                (kept.kv.key[layer],) * (layer + 1), (value,) * (layer + 1)
-            )  # a layer reads only its own
+            seen_by = KVCache((kept.kv.key[layer],) * (layer + 1), (value,) * (layer + 1))  # a layer reads only its own
             outputs, delta = target.layers(weights, inputs, layer, layer + 1, block, seen_by)
             written = target.commit(KVCache((kept.kv.key[layer],), (value,)), delta, None, at)
             put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))

@@ -84,7 +84,9 @@ class Rest(Drafter):
         chosen = first[:, None] + turn * jnp.maximum(count[:, None] // self.matches, 1)
         starts = store["suffixes"].at[chosen].get(mode="clip")
         ahead = starts[:, :, None] + jnp.arange(self.length)[None, None]
-        tokens = store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)  # the last column is the id between documents
+        tokens = (
+            store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)
+        )  # the last column is the id between documents
         real = (tokens < self.vocab_size) & (turn < count[:, None])[:, :, None]
         return Proposal(frequent(view.root, tokens, real, self.nodes), draft)
 

@@ -146,7 +146,9 @@ class CertaintyForcing(MaskedObjective):
         """Cross-entropy `[B, T]`, entropy `[B, T]`, and which masked predictions are right `[B, T]`."""
         logits = self.logits(params, jnp.where(masked | after, self.mask_id, batch.tokens), seen(batch))
         dist = jax.nn.log_softmax(logits / self.temperature, axis=-1)
-        dist = jnp.where(jnp.isfinite(dist), dist, -1e9)  # the mask's column: neither it nor its gradient is anything but 0
+        dist = jnp.where(
+            jnp.isfinite(dist), dist, -1e9
+        )  # the mask's column: neither it nor its gradient is anything but 0
         entropy = -jnp.sum(jnp.exp(dist) * dist, axis=-1)
         return surprise(logits, batch.tokens), entropy, masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
 

@@ -25,9 +25,7 @@ from specjax.sharding.aot import Chip, chip_named
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 
-LEAST = (
-    2  # the extra layers of the second of two programs from which a deeper model is extrapolated
-)
+LEAST = 2  # the extra layers of the second of two programs from which a deeper model is extrapolated
 MOST = 2  # the extra turns of layers of deeper programs, if the first two give no line
 
 

@@ -205,7 +205,9 @@ class _Search:
         for lane, node in chosen:
             own = slice(lane * samples, (lane + 1) * samples)
             rows[own], slots[own], writer.most[own] = True, node.own[1], self.most[lane]
-            ordinals[own] = self.draws[lane] + 1 + np.arange(samples)  # from 1 on, because 0 would give the prompt's key
+            ordinals[own] = (
+                self.draws[lane] + 1 + np.arange(samples)
+            )  # from 1 on, because 0 would give the prompt's key
             self.draws[lane] += samples
             self._drop(lane, node)  # its cache lives on in its children's
         keys = np.repeat(self.asked.keys, samples, axis=0)

@@ -119,7 +119,10 @@ def test_a_template_is_rendered(tmp_path):
     ("change", "line"),
     [
         ({"model": "rwkv"}, "the tokenizer is of the kind 'rwkv'; supported are gpt2, llama"),
-        ({"pre": "frob"}, "tokenizer.ggml.pre, how its tokenizer cuts words, is the unknown 'frob'; known are llama-bpe"),
+        (
+            {"pre": "frob"},
+            "tokenizer.ggml.pre, how its tokenizer cuts words, is the unknown 'frob'; known are llama-bpe",
+        ),
         ({"tokens": []}, "has no entry for each of 0 tokens"),
         ({"token_type": [1]}, "token_type has no entry for each of 266 tokens"),
         ({"model": "llama"}, "scores has no entry for each of 266 tokens"),

@@ -54,7 +54,9 @@ def save_datastore(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".datastore-", dir=folder) as scratch:
         arrays = {key: np.ascontiguousarray(array) for key, array in store.items()}
-        Path(scratch, "model.safetensors").write_bytes(save(arrays))  # save_file would make it readable by its owner only
+        Path(scratch, "model.safetensors").write_bytes(
+            save(arrays)
+        )  # save_file would make it readable by its owner only
         Path(scratch, "config.json").write_text(json.dumps({"drafter": NAME, "target": made_for}, indent=2) + "\n")
         for file in ("model.safetensors", "config.json"):  # config.json comes last
             os.replace(Path(scratch, file), folder / file)

@@ -119,7 +119,7 @@ class Kangaroo(TreeDrafter, Trained):
 
     def init(self, params, batch, capacity):
         """Raises:
-          ValueError: if the adapter's parameters belong to another target.
+        ValueError: if the adapter's parameters belong to another target.
         """
         shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
         wanted, got = shapes(self.head.abstract(self.config)), shapes(params["draft"])

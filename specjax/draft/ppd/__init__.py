@@ -118,7 +118,7 @@ class PPD(Trained):
 
     def init(self, params, batch, capacity):
         """Raises:
-          ValueError: if the embeddings do not have this many prompt tokens and ensembles, or not the target's width.
+        ValueError: if the embeddings do not have this many prompt tokens and ensembles, or not the target's width.
         """
         ids = jax.ShapeDtypeStruct((self.prompts, self.ensembles), jnp.int32)
         wanted = jax.eval_shape(self.target.embed, params["target"], ids).shape

@@ -3,6 +3,7 @@
 Name, version and addresses are those of pyproject.toml: where it names no repository, pages have no link to one.
 """
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -41,6 +42,18 @@ html_theme_options = {
 }
 
 
+MOST = 20
+
+
+def short_signature(app, what: str, name: str, thing, options, signature: str | None, returns: str | None):
+    """A class of options has more fields than a reader takes in: they are listed below it, and its signature is `(...)`."""
+    try:
+        count = len(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):
+        return None
+    return ("(...)", returns) if count > MOST else None
+
+
 def on_the_site(app, page: str, text: list[str]) -> None:
     """Links to an experiment's README, which a reader of the files follows, lead to the page that includes it."""
     text[0] = re.sub(r"\]\(\.\./experiments/(\w+)/README\.md(#[\w-]+)?\)", r"](/experiments/\1.md\2)", text[0])
@@ -49,3 +62,4 @@ def on_the_site(app, page: str, text: list[str]) -> None:
 def setup(app) -> None:
     """Called by Sphinx."""
     app.connect("source-read", on_the_site)
+    app.connect("autodoc-process-signature", short_signature)

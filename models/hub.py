@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import logging
 import os
@@ -484,8 +485,13 @@ def find(
         return name, ours[name]
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
         return name, _download(name, what, stems, besides)
-    known = f", one of the shipped ones ({', '.join(ours)})" if ours else ""
-    raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder{known} or a hub id such as owner/name")
+    names = [*ours, *(finding.PACKAGES if what == "model" else ())]
+    near = difflib.get_close_matches(name, names, 1)
+    known = f", a name ({', '.join(names)})" if names else ""
+    meant = f"; is {near[0]} meant?" if near else ""
+    raise ModelError(
+        f"unknown {what} {name!r}: no such folder; give a folder{known} or a hub id such as owner/name{meant}"
+    )
 
 
 def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:

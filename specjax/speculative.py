@@ -6,7 +6,7 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -179,7 +179,12 @@ class Speculative(Decoder[DecodeState]):
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> DecodeState:
-        """See `Decoder.empty`."""
+        """See `Decoder.empty`.
+
+        Raises:
+          ValueError: if `params` lack the target's parameters, or those of a drafter that has some.
+        """
+        self._check(params)
         capacity = rounded(self.mesh, "slots", capacity)
         dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
         buffer = lambda: jnp.zeros((batch, capacity), jnp.float32)
@@ -195,6 +200,15 @@ class Speculative(Decoder[DecodeState]):
             carried={each.switches[0]: jnp.zeros((batch,), jnp.float32) for each in WARPERS if each.carries},
         )
         return self._constrain(state)
+
+    def _check(self, params):
+        """Raises ValueError if parameters are missing, which would fail somewhere inside a trace."""
+        if not isinstance(params, Mapping) or "target" not in params:
+            raise ValueError('params must be {"target": the model\'s parameters, "draft": the drafter\'s, or None}')
+        if self.drafter.needs_params and not jax.tree.leaves(params.get("draft")):
+            raise ValueError(
+                f'params["draft"] is empty, and a {type(self.drafter).__name__} has parameters: put them there'
+            )
 
     def prefill(
         self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None
@@ -449,7 +463,14 @@ def speculative(
     Raises:
       ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; for a mesh with
         other axes; or for processors that return no logits.
+      TypeError: for a drafter or a verifier that is not an object, such as a line of text.
     """
+    for given, kind, home in ((drafter, Drafter, "draft"), (verifier, Verifier, "verify")):
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(
+                f"{given!r} is not a specjax.{home}.{kind.__name__}; specjax.Engine(model, line) takes a line of text, "
+                "and has the decoder and the params that it stands for"
+            )
     drafter = (drafter or NoDrafter()).bind(target)
     verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)

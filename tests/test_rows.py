@@ -244,6 +244,21 @@ def test_rows_that_do_not_fit_are_refused(lengths, limits, message):
         decoding.insert(decoder, params(), state, rows, prompts)
 
 
+def test_parameters_that_are_missing_are_named():
+    prompts = prompts_of((4, 5), (10, 10), 5)
+    plain, drafted = (specjax.speculative(TARGET, drafter) for drafter in (None, specjax.draft.ModelDrafter(TARGET)))
+    for decoder, given, message in (
+        (plain, params()["target"], 'params must be {"target": '),
+        (drafted, {"target": params()["target"]}, r'params\["draft"\] is empty, and a ModelDrafter has parameters'),
+        (drafted, {"target": params()["target"], "draft": None}, r'params\["draft"\] is empty'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.init(given, prompts, capacity=64)
+    for given in ({"drafter": "prompt_lookup:length=2"}, {"verifier": "typical"}):
+        with pytest.raises(TypeError, match="is not a specjax.*specjax.Engine.*takes a line of text"):
+            specjax.speculative(TARGET, **given)
+
+
 @pytest.mark.parametrize("name", ("diffusion", "canvas", "assd"))
 def test_every_decoder_refuses_them(name):
     decoder = KINDS[name]

@@ -222,7 +222,7 @@ def cell(row: dict[str, Any], rows: dict[tuple[str, str], dict[str, Any]], greed
 def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Markdown, a table a group."""
     known = {key(row): row for row in rows}
-    head = ["greedy text as plain", "drawn text as plain", "tokens a step", "peak GB", "first s", "warm s"]
+    head = ["greedy text as plain", "drawn text as plain", "tokens per step", "peak GB", "first s", "warm s"]
     for group in dict.fromkeys(row["group"] for row in rows):
         lines = []
         for row in (row for row in rows if row["group"] == group):

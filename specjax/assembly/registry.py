@@ -10,6 +10,7 @@ The tables are made from the packages' exports: a class with an entry (`specjax.
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -375,10 +376,20 @@ def _values(
     values = {}
     for key, value in fields.items():
         if key not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"{kind} {name!r} has no field {key!r}; {has}")
+            raise ValueError(f"{kind} {name!r} has no field {key!r}; {_instead(kind, key, known)}")
         values[key] = _convert(f"{kind} {name!r}: {key}", value, known[key], key in worded)
     return values
+
+
+def _instead(kind: str, key: str, known: dict[str, Any]) -> str:
+    """The fields that there are, and which of them a wrong one may stand for."""
+    fields = [*known, *(("verifier", "cache") if kind == "drafter" else ())]
+    has = f"it has {', '.join(fields)}" if fields else "it has none"
+    owners = [name for name, entry in EXPANDERS.items() if key in entry.fields] if "expander" in known else []
+    if owners:
+        return f"{has}; {key} is a field of expander={' and of expander='.join(owners)}"
+    near = difflib.get_close_matches(key, fields, 1)
+    return f"{has}; is {near[0]} meant?" if near else has
 
 
 def _convert(what: str, value: str, default: Any, worded: bool) -> Any:

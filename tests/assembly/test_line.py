@@ -72,6 +72,19 @@ def test_the_line_of_a_head_in_such_a_folder(tmp_path):
     assert asked(head_line(str(folder))) == str(folder) and head_line(str(folder)).startswith("medusa:")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    (
+        ("prompt_lookup:lenght=4", "has no field 'lenght'; it has .*length.*, verifier, cache; is length meant"),
+        ("draft:k=4", "it has model, expander, length, verifier, cache; k is a field of expander=top_k"),
+        ("none:frob=1", "drafter 'none' has no field 'frob'; it has verifier, cache$"),
+    ),
+)
+def test_a_wrong_field_of_a_drafter_is_told_what_is_meant(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse("drafter", DRAFTERS, text)
+
+
 def test_lines_of_verifiers_keep_their_fields_in_a_list():
     options = VerifyOptions(verifiers="coupled,ears:tolerance=0.1,no_such=1", vocab=8, tree="1")
     with pytest.raises(ValueError, match="'ears' has no field 'no_such'"):

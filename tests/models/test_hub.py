@@ -182,7 +182,7 @@ def test_shipped_models_are_found_by_name(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_PRETRAINED", saved.parent)
     monkeypatch.chdir(tmp_path)
     assert models.shipped() == {"tiny": saved} and models.load("tiny").name == "tiny"
-    with pytest.raises(ModelError, match=r"unknown model 'tinny'.*shipped ones \(tiny\)"):
+    with pytest.raises(ModelError, match=r"unknown model 'tinny'.*a name \(tiny, smollm2, gemma3-270m\).*is tiny meant\?"):
         models.load("tinny")
 
 

@@ -1,5 +1,7 @@
 """The shipped model that answers: rightly, with the text of transformers and of plain decoding, and the same in any batch."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.margin import Margin, teacher_forced
@@ -13,6 +15,13 @@ from specjax.tasks import FAMILIES
 GREEDY = ("none", "token_recycling", "prompt_lookup:length=4+stand")
 SAMPLED = ("token_recycling", "lookahead")  # the last one alone as well
 NEW = 64
+
+
+def test_shipped_weights_stay_small():
+    """An install brings all of them; a head for another model must fit beside those that are there."""
+    folder = Path(specjax.models.__file__).parent / "pretrained"
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    assert len(sizes) > 20 and sum(sizes) < 90e6
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from specjax.decode import Diffusion, Plain, Speculate
 from specjax.decode.diffusion import usual_unmask
 from specjax.decode.lines import decode_of, usual_decode
 from specjax.decode.speculate import DEFAULT_DRAFTER
+from specjax.models.keeping import PACKED, any_packed
 from specjax.plan.rates import rated
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
-from specjax.terminal import BadInput, bad_input, write
+from specjax.terminal import BadInput, bad_input, note, write
 from specjax.viz.files import check_plot
 
 
@@ -69,12 +70,25 @@ def command(options: PlanOptions) -> int:
                 write(json.dumps(records[-1]) + "\n")
     if not options.json:
         write(report.table(records, chip))
+    if options.weights is None and _packed_file(options):
+        note(
+            "load() keeps this model's matrices as its file packs them on such a chip: plan that with --weights packed"
+        )
     if options.plot:
         with bad_input():
             report.plot(records, chip, options.plot)
     if not any(r["fits"] for r in records):
         raise BadInput(records[0]["reason"])
     return 0
+
+
+def _packed_file(options: PlanOptions) -> bool:
+    """Whether `--weights packed` would plan another model."""
+    config = None if options.config == "builtin" else options.config
+    try:
+        return any_packed(models.abstract(options.model, config=config, weights=PACKED).params)
+    except models.ModelError:  # nothing is packed, or only weights that are not here say what
+        return False
 
 
 def read_batches(name: str, line: str) -> list[int]:

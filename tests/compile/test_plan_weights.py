@@ -12,7 +12,7 @@ from specjax.models.few_bits import dot, is_quantised
 from specjax.models.gguf.blocks import TABLE
 from specjax.models.grouped import grouped_dot
 from specjax.models.packed_matrix import Packed, Steps
-from specjax.plan import hlo, pallas, step
+from specjax.plan import command, hlo, pallas, step
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
 
@@ -27,6 +27,12 @@ def test_numbers_of_four_bits_take_half_a_byte():
         30,
         60,
     ]
+
+
+def test_a_plan_says_where_load_would_keep_a_file_packed():
+    names = ("openai/gpt-oss-20b", "tiny", "meta-llama/Llama-3.1-8B")
+    found = [command._packed_file(command.PlanOptions(model=name, topology="v5e:2x2")) for name in names]
+    assert found == [True, False, False]
 
 
 def test_what_an_8b_model_takes():

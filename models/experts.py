@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.grouped import grouped_dot
+from specjax.models.linear import Linear
 from specjax.models.mlp import MLPConfig
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts
@@ -36,6 +37,7 @@ class ExpertsConfig:
       n_group: the number of groups of adjacent experts.
       topk_group: how many groups a token chooses from: those with the largest total of their two best sums.
       shared: further experts that every token uses, as one MLP of their common width; None: there are none.
+      shared_gate: whether a learned sigmoid of the token multiplies what those give (Qwen2-MoE).
       dense: the MLP of the model's layers without experts, or the file's description of it where all layers have
         experts. It is not computed here; drafters' layers take its width.
       swiglu_limit: if given, the limit of the gates and inputs of `ClampedExperts`.
@@ -51,6 +53,7 @@ class ExpertsConfig:
     n_group: int = 1
     topk_group: int = 1
     shared: MLPConfig | None = None
+    shared_gate: bool = False
     dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
@@ -229,13 +232,18 @@ class SparseMLP(nnx.Module):
         self.experts = kind(config, width, dtype, rngs)
         if config.shared is not None:
             self.shared = config.shared.build(width, dtype, rngs)
-        self.shares = config.shared is not None
+        if config.shared_gate:
+            self.shared_gate = Linear(width, 1, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.config = config
 
     def __call__(self, x: Array) -> Array:
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
         out = self.experts(flat, *self.router(flat)).reshape(x.shape)
-        return out + self.shared(x) if self.shares else out
+        if self.config.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared * nnx.sigmoid(self.shared_gate(x)) if self.config.shared_gate else shared)
 
     def split_products(self) -> tuple[Any, ...]:
         """None: sums over experts are float32."""

@@ -54,6 +54,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.mlp.gate"
         case ["layers", layer, "mlp", "experts", name]:
             module = f"model.layers.{layer}.mlp.experts.{{}}.{name}_proj"
+        case ["layers", layer, "mlp", "shared_gate"]:
+            module = f"model.layers.{layer}.mlp.shared_expert_gate"
         case ["layers", layer, "mlp", "shared", name]:
             module = f"model.layers.{layer}.mlp.shared_experts.{name}_proj"
         case ["layers", layer, "mlp", name]:

@@ -6,6 +6,7 @@ from specjax.models.families.base import Family
 from specjax.models.families.llama import LLAMA as LLAMA
 from specjax.models.families.llama import MISTRAL as MISTRAL
 from specjax.models.families.qwen import QWEN2 as QWEN2
+from specjax.models.families.qwen import QWEN2_MOE as QWEN2_MOE
 from specjax.models.families.qwen import QWEN3 as QWEN3
 from specjax.models.families.qwen import QWEN3_MOE as QWEN3_MOE
 from specjax.models.families.mixtral import MIXTRAL as MIXTRAL

@@ -1,5 +1,7 @@
 """Tiny models of every family, as the configs of transformers that they are made from. A line per family."""
 
+import dataclasses
+import random
 from typing import Any
 
 SIZES = {
@@ -134,6 +136,18 @@ PHI3 = {
         "attention_factor": 1.2,
     },
 }
+QWEN2_MOE = {
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "mlp_only_layers": [0],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "use_sliding_window": True,
+    "sliding_window": 6,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -158,6 +172,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
     "mixtral": (
         "Mixtral",
@@ -185,3 +200,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+
+_ODD: dict[str, tuple[Any, ...]] = {
+    "head_dim": (12, 20, 28),
+    "num_key_value_heads": (1, 2, 4),
+    "rms_norm_eps": (1e-6, 1e-2),
+    "sliding_window": (3, 5),
+    "eos_token_id": ([2, 7], 5),
+} | dict.fromkeys(
+    (
+        "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qk_norm",
+        "norm_topk_prob",
+    ),
+    (False, True),
+)  # fmt: skip
+"""Fields that many families have, and values that are not the usual ones."""
+
+
+def odd(name: str, seed: int) -> dict[str, Any]:
+    """Fields of a family's config drawn by seed: those that it has, and that its line does not leave out by None."""
+    import transformers
+
+    kind, options = FAMILIES[name]
+    config = getattr(transformers, f"{kind}Config")
+    usual = {field.name: field.default for field in dataclasses.fields(config)} | options
+    drawn = {field for field in _ODD if usual.get(field) is not None or field in ("head_dim", "eos_token_id")} & {
+        *usual
+    }
+    rng = random.Random(f"{name} {seed}")
+    return {field: rng.choice(values) for field, values in _ODD.items() if field in drawn}

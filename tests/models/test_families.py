@@ -79,6 +79,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "olmoe": {"clip_qkv": 8.0, "norm_topk_prob": True, "attention_bias": True, "rope_scaling": YARN},
     "qwen2_moe": {
         "use_sliding_window": True,
         "sliding_window": 5,
@@ -116,6 +117,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_key_value_heads": 8},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
@@ -222,6 +224,7 @@ SWITCHES = {
 }  # fmt: skip
 """Of fields a value that changes what a model computes, and one that does not."""
 OWN = {
+    "olmoe": {"clip_qkv"},
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
@@ -388,6 +391,7 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
+    "allenai/OLMoE-1B-7B-0924": (6.92, published_configs.CONFIGS["allenai/OLMoE-1B-7B-0924"]),
     "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
 }  # fmt: skip
 

@@ -148,6 +148,15 @@ QWEN2_MOE = {
     "use_sliding_window": True,
     "sliding_window": 6,
 }
+OLMOE = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "attention_bias": True,
+    "clip_qkv": 0.9,  # of normed queries and keys many are beyond
+    "pad_token_id": None,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -179,6 +188,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
+    "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),
     "smollm3": (

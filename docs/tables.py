@@ -220,6 +220,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 4},
     "gpt_oss": {"num_local_experts": 4},
     "granite": _MULTIPLIERS,
+    "granitemoe": _MULTIPLIERS | {"num_local_experts": 4},
     "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
 }
 """Fields without which a file would not be one of the family."""

@@ -83,8 +83,9 @@ def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
 Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
 second, ... part of a tensor whose rows several parameters share. One that ends in `%64/128` has heads of 128 rows, of
-which the first 64 are turned in neighbouring pairs; see `Pairs`."""
-_MARKS = re.compile(r"(?P<name>[^#%]+)(#(?P<place>\d+))?(%(?P<turned>\d+)/(?P<width>\d+))?")
+which the first 64 are turned in neighbouring pairs; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a
+further first axis, two parts to an index."""
+_MARKS = re.compile(r"(?P<name>[^#%]+)(#(?P<place>\d+))?(%(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?")
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
 """Maps a parameter's path to its tensor's name, and says whether its matrices are stored transposed. A name with `{}`
@@ -146,6 +147,7 @@ class Part:
       shape: the shape in the file.
       transposed: see `Layout`.
       pairs: of its rows; None: they are as ours.
+      each: how many parts an index of the tensor's further first axis has; 0: there is none.
     """
 
     leaf: int
@@ -153,6 +155,7 @@ class Part:
     shape: tuple[int, ...]
     transposed: bool
     pairs: Pairs | None = None
+    each: int = 0
 
     def ours(self, rows: np.ndarray) -> np.ndarray:
         """Its rows in the order of the parameter, from those of the file."""
@@ -170,17 +173,25 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             marks = _MARKS.fullmatch(names(name.format(index)))
             assert marks is not None, f"{name} has other marks"
             pairs = Pairs(int(marks["turned"]), int(marks["width"])) if marks["width"] else None
-            found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = Part(i, index, shape, transposed, pairs)
+            part = Part(i, index, shape, transposed, pairs, int(marks["each"] or 0))
+            found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
 
-def _shape_of(parts: list[Part]) -> tuple[int, ...]:
-    """The shape of the tensor that holds them."""
+def _rows_of(parts: list[Part]) -> tuple[int, ...]:
+    """The shape of their rows, one after the other."""
     return parts[0].shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
+def shape_of(parts: list[Part]) -> tuple[int, ...]:
+    """The shape of the tensor that holds them."""
+    (rows, *rest), indices = _rows_of(parts), len(parts) // (parts[0].each or 1)
+    return (indices, rows // indices, *rest) if parts[0].each else (rows, *rest)
+
+
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
-    """The rows of each of them."""
+    """The rows of each of them, of a tensor that has no further axis or is stored as plain numbers."""
+    tensor = dataclasses.replace(tensor, shape=_rows_of(parts)) if parts[0].each else tensor
     if len(parts) == 1:
         return [tensor]
     ends = itertools.accumulate(part.shape[0] for part in parts)
@@ -208,14 +219,16 @@ def match(
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
-    tensors = {name: shaped(own, _shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
+    tensors = {name: shaped(own, shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
         elif tensors[name].dtype in INTEGERS:
             problems.append(f"{name} has type {tensors[name].dtype}, weights are {', '.join(FLOATS)}")
+        elif parts[0].each and tensors[name].read is not None:
+            problems.append(f"{name} is packed, which is not supported for a tensor of several parameters")
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
@@ -243,7 +256,8 @@ def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name
     """Yields the tensors of a params pytree under their Hugging Face names; `dtype` is as for `write`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
-        yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
+        rows = np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
+        yield name, rows.reshape(shape_of(parts))
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
@@ -299,7 +313,7 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
         kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size

@@ -16,6 +16,7 @@ from specjax.models.families.olmo import OLMO2 as OLMO2
 from specjax.models.families.olmo import OLMO3 as OLMO3
 from specjax.models.families.smollm3 import SMOLLM3 as SMOLLM3
 from specjax.models.families.granite import GRANITE as GRANITE
+from specjax.models.families.granite import GRANITE_MOE as GRANITE_MOE
 from specjax.models.families.granite import GRANITE_4 as GRANITE_4
 from specjax.models.families.phi3 import PHI3 as PHI3
 from specjax.models.families.seed_oss import SEED_OSS as SEED_OSS

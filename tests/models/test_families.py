@@ -79,6 +79,12 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "granitemoe": {
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3,
+        "attention_bias": True,
+        "num_local_experts": 4,
+    },
     "olmoe": {"clip_qkv": 8.0, "norm_topk_prob": True, "attention_bias": True, "rope_scaling": YARN},
     "qwen2_moe": {
         "use_sliding_window": True,
@@ -224,6 +230,7 @@ SWITCHES = {
 }  # fmt: skip
 """Of fields a value that changes what a model computes, and one that does not."""
 OWN = {
+    "granitemoe": {"attention_multiplier", "logits_scaling"},
     "olmoe": {"clip_qkv"},
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"},
@@ -392,6 +399,9 @@ PUBLISHED = {
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
     "allenai/OLMoE-1B-7B-0924": (6.92, published_configs.CONFIGS["allenai/OLMoE-1B-7B-0924"]),
+    "ibm-granite/granite-3.1-3b-a800m-instruct": (
+        3.3, published_configs.CONFIGS["ibm-granite/granite-3.1-3b-a800m-instruct"],
+    ),
     "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
 }  # fmt: skip
 

@@ -196,6 +196,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "pad_token_id": None},
     ),
     "granite": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        GRANITE | {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3, "attention_bias": True},
+    ),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),

@@ -123,8 +123,8 @@ def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
     family = hf_config.family_of(hf_config.to_hf(target.lm.config))
     found: list[list[np.ndarray]] = [[] for _ in leaves]
     for name, parts in weights.stored_parts(leaves, family.naming(own), family.layout).items():
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        rows = reader.take(at + name.removeprefix("model.layers.0"), shape)
+        rows = reader.take(at + name.removeprefix("model.layers.0"), weights.shape_of(parts))
+        rows = rows.reshape(-1, *parts[0].shape[1:])
         ends = itertools.accumulate(part.shape[0] for part in parts)
         for part, end in zip(parts, ends, strict=True):
             array = part.ours(rows[end - part.shape[0] : end])

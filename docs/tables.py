@@ -215,6 +215,7 @@ _MULTIPLIERS = {
 }  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "olmoe": {"num_experts": 4},
     "mixtral": {"num_local_experts": 4},
     "glm4_moe": {"n_routed_experts": 4},

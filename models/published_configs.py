@@ -38,6 +38,13 @@ _GRANITE_MOE = {
     "rope_theta": 5000000.0, "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": True,
     "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
 }  # fmt: skip
+_DOTS1 = {
+    "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 152064, "num_key_value_heads": 32,
+    "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "sliding_window": None, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000000.0,
+    "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -91,6 +98,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen1.5-MoE-A2.7B": _sized(_QWEN2_MOE, 2048, 5632, 24, 16),
     "allenai/OLMoE-1B-7B-0924": _sized(_OLMOE, 2048, 1024, 16, 16),
     "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),
+    "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},

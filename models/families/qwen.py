@@ -17,20 +17,38 @@ from specjax.models.model_config import ModelConfig
 _USUAL = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
 
 
-def _windows(
-    get: Fields, plain: ModelConfig, has: Callable[[int, int], bool] = lambda layer, most: layer >= most
+_Has = Callable[[int, int], bool]
+"""Whether a layer has the window, from its number and `max_window_layers`, where `layer_types` does not say it."""
+
+
+def windows_from(
+    get: Fields, plain: ModelConfig, window: Any, usual: int, has: _Has = lambda layer, start: layer >= start
 ) -> ModelConfig:
-    """Where `layer_types` does not say which layers have the window, `has` does, from their number and `max_window_layers`:
-    those from there on."""
+    """With the window in layers from `max_window_layers` on, where `layer_types` does not say in which.
+
+    Args:
+      get: a field of the file.
+      plain: the model without windows.
+      window: the window; None: there is none.
+      usual: `max_window_layers` where the file leaves it out.
+      has: another rule.
+
+    Raises:
+      ModelError: on wrong fields.
+    """
     layers, types = plain.num_hidden_layers, get("layer_types")
-    window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
     if types is None:
         start = get("max_window_layers")
-        start = 28 if start is None else start
+        start = usual if start is None else start
         if start != 0 and not is_size(start):
             raise ModelError(f"config.json: max_window_layers must be a number of layers, not {shown(start)}")
         types = [SLIDING if window and has(i, start) else FULL for i in range(layers)]
     return base.windows(plain, types, window)
+
+
+def _windows(get: Fields, plain: ModelConfig, **rule: _Has) -> ModelConfig:
+    window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
+    return windows_from(get, plain, window, 28, **rule)
 
 
 def _windows_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -86,7 +104,7 @@ def _read_2_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
         raise ModelError("config.json needs positive integers for: shared_expert_intermediate_size")
     experts, sparse = _experts(get, layers)
     experts = dataclasses.replace(experts, shared=MLPConfig(width), shared_gate=True)
-    own = _windows(get, plain, lambda i, end: i % 2 == 0 and i < end)
+    own = _windows(get, plain, has=lambda layer, end: layer % 2 == 0 and layer < end)
     return base.sparse(own.every(AttentionConfig, qkv_bias=flag("qkv_bias", get("qkv_bias"))), experts, sparse)
 
 

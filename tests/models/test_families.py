@@ -79,6 +79,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
     "granitemoe": {
         "attention_multiplier": 0.1,
         "embedding_multiplier": 3,
@@ -123,6 +124,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_key_value_heads": 8},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
@@ -402,6 +404,7 @@ PUBLISHED = {
     "ibm-granite/granite-3.1-3b-a800m-instruct": (
         3.3, published_configs.CONFIGS["ibm-granite/granite-3.1-3b-a800m-instruct"],
     ),
+    "rednote-hilab/dots.llm1.inst": (142, published_configs.CONFIGS["rednote-hilab/dots.llm1.inst"]),
     "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
 }  # fmt: skip
 

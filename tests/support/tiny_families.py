@@ -157,6 +157,22 @@ OLMOE = {
     "clip_qkv": 0.9,  # of normed queries and keys many are beyond
     "pad_token_id": None,
 }
+DOTS1 = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "sliding_window": 6,
+    "max_window_layers": 2,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -188,6 +204,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
+    "dots1": ("Dots1", DOTS1),
     "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),

@@ -79,6 +79,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "minimax_m2": {"rotary_dim": 64, "rope_scaling": YARN, "num_local_experts": 12, "tie_word_embeddings": True},
     "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
     "granitemoe": {
         "attention_multiplier": 0.1,
@@ -195,6 +196,8 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("glm4_moe", {"n_shared_experts": None}, "whole numbers for: n_shared_experts"),
         ("glm4_moe", {"n_group": 3}, "128 experts do not form 3 groups"),
         ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
+        ("minimax_m2", {"rotary_dim": 130}, "rotary_dim must be a number of channels of a head, not 130"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list \[1, 0\] has layers other than attention"),
         ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
@@ -405,6 +408,7 @@ PUBLISHED = {
         3.3, published_configs.CONFIGS["ibm-granite/granite-3.1-3b-a800m-instruct"],
     ),
     "rednote-hilab/dots.llm1.inst": (142, published_configs.CONFIGS["rednote-hilab/dots.llm1.inst"]),
+    "MiniMaxAI/MiniMax-M2": (228.7, published_configs.CONFIGS["MiniMaxAI/MiniMax-M2"]),
     "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
 }  # fmt: skip
 

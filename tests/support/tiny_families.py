@@ -173,6 +173,14 @@ DOTS1 = {
     "sliding_window": 6,
     "max_window_layers": 2,
 }
+MINIMAX_M2 = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "rotary_dim": 6,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -205,6 +213,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": ("Glm4Moe", GLM),
     "dots1": ("Dots1", DOTS1),
+    "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
     "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),

@@ -51,6 +51,11 @@ _MINIMAX_M2 = {
     "use_qk_norm": True, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
     "tie_word_embeddings": False, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
+_ERNIE = {
+    "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "num_key_value_heads": 2,
+    "head_dim": 128, "use_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -106,6 +111,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),
     "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
     "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
+    "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},

@@ -79,6 +79,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "ernie4_5": {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False, "rope_scaling": YARN},
     "minimax_m2": {"rotary_dim": 64, "rope_scaling": YARN, "num_local_experts": 12, "tie_word_embeddings": True},
     "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
     "granitemoe": {
@@ -409,6 +410,7 @@ PUBLISHED = {
     ),
     "rednote-hilab/dots.llm1.inst": (142, published_configs.CONFIGS["rednote-hilab/dots.llm1.inst"]),
     "MiniMaxAI/MiniMax-M2": (228.7, published_configs.CONFIGS["MiniMaxAI/MiniMax-M2"]),
+    "baidu/ERNIE-4.5-0.3B-PT": (0.36, published_configs.CONFIGS["baidu/ERNIE-4.5-0.3B-PT"]),
     "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
 }  # fmt: skip
 

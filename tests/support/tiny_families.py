@@ -214,6 +214,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4Moe", GLM),
     "dots1": ("Dots1", DOTS1),
     "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
+    "ernie4_5": ("Ernie4_5", {"num_key_value_heads": 2, "head_dim": 24, "use_bias": True, "pad_token_id": None}),
     "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),

@@ -16,6 +16,7 @@ from specjax import models
 from specjax.lm import Block, Wants
 from specjax.models import ModelError, hf_config, masked, tensors
 from specjax.models.families import table
+from specjax.models.published_configs import CONFIGS
 
 safetensors = pytest.importorskip("safetensors.numpy")
 ELSEWHERE = ("llama", "mistral", "qwen", "gemma", "gpt_oss")
@@ -93,6 +94,15 @@ MORE: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.2,
         "embedding_multiplier": 3,
         "logits_scaling": 4,
+    },
+    "gpt_neox": {
+        "use_parallel_residual": False,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "hidden_act": "relu",
+        "attention_bias": False,
+        "layer_norm_eps": 1e-3,
     },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
@@ -209,6 +219,7 @@ SWITCHES = {
 OWN = {
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
+    "gpt_neox": {"use_parallel_residual"},
 }  # fmt: skip
 
 
@@ -343,6 +354,7 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
+    **{name: (billions, CONFIGS[name]) for name, billions in (("EleutherAI/pythia-6.9b", 6.86),)},
 }  # fmt: skip
 
 

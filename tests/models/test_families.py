@@ -14,8 +14,9 @@ from support import tiny_families
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, byte_ranges, hf_config, masked, published_configs, tensors, weights
+from specjax.models import ModelError, byte_ranges, hf_config, masked, tensors, weights
 from specjax.models.families import base, table
+from specjax.models.published_configs import CONFIGS
 
 safetensors = pytest.importorskip("safetensors.numpy")
 ELSEWHERE = ("llama", "mistral", "gemma", "gpt_oss")
@@ -113,6 +114,15 @@ MORE: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.2,
         "embedding_multiplier": 3,
         "logits_scaling": 4,
+    },
+    "gpt_neox": {
+        "use_parallel_residual": False,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "hidden_act": "relu",
+        "attention_bias": False,
+        "layer_norm_eps": 1e-3,
     },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
@@ -239,7 +249,7 @@ OWN = {
     "granitemoe": {"attention_multiplier", "logits_scaling"},
     "olmoe": {"clip_qkv"},
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
-    "granitemoehybrid": {"attention_multiplier", "logits_scaling"},
+    "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
 }  # fmt: skip
 
@@ -362,7 +372,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), lm.abstract())
     own = params["layers"][1]["attention"]
     own["k"]["bias"] = np.arange(16, dtype=np.float32)
-    weights.write(tmp_path / "model.safetensors", params, None, family.naming(config), family.layout)
+    weights.write(tmp_path / "model.safetensors", params, None, family.names_of(config), family.layout)
     stored = safetensors.load_file(tmp_path / "model.safetensors")
     head = {1.0: [0, 4, 1, 5, 2, 6, 3, 7], 0.5: [0, 2, 1, 3, 4, 5, 6, 7]}[share]  # of ours, by the file's rows
     order = np.concatenate([np.add(head, first) for first in range(0, 32, 8)])
@@ -372,7 +382,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
     np.testing.assert_array_equal(layer[1]["q"], own["q"]["kernel"][:, order])
     np.testing.assert_array_equal(layer[1]["k"], own["k"]["kernel"][:, order[:16]])
     np.testing.assert_array_equal(stored["model.layers.1.self_attn.k_proj.bias"], order[:16])
-    sources = weights.match(tensors.read_folder(tmp_path), lm.abstract(), False, family.naming(config), family.layout)
+    sources = weights.match(tensors.read_folder(tmp_path), lm.abstract(), False, family.names_of(config), family.layout)
     assert same(byte_ranges.read(sources, np.float32), params)
     part, box = np.empty((5, 7), np.float32), ((3, 8), (6, 13))  # no whole head
     sources["layers"][1]["attention"]["q"]["kernel"].fill([(box, part)])
@@ -404,14 +414,15 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
-    "allenai/OLMoE-1B-7B-0924": (6.92, published_configs.CONFIGS["allenai/OLMoE-1B-7B-0924"]),
-    "ibm-granite/granite-3.1-3b-a800m-instruct": (
-        3.3, published_configs.CONFIGS["ibm-granite/granite-3.1-3b-a800m-instruct"],
-    ),
-    "rednote-hilab/dots.llm1.inst": (142, published_configs.CONFIGS["rednote-hilab/dots.llm1.inst"]),
-    "MiniMaxAI/MiniMax-M2": (228.7, published_configs.CONFIGS["MiniMaxAI/MiniMax-M2"]),
-    "baidu/ERNIE-4.5-0.3B-PT": (0.36, published_configs.CONFIGS["baidu/ERNIE-4.5-0.3B-PT"]),
-    "Qwen/Qwen1.5-MoE-A2.7B": (14.3, published_configs.CONFIGS["Qwen/Qwen1.5-MoE-A2.7B"]),
+    **{name: (billions, CONFIGS[name]) for name, billions in (
+        ("EleutherAI/pythia-6.9b", 6.86),
+        ("Qwen/Qwen1.5-MoE-A2.7B", 14.3),
+        ("allenai/OLMoE-1B-7B-0924", 6.92),
+        ("ibm-granite/granite-3.1-3b-a800m-instruct", 3.3),
+        ("rednote-hilab/dots.llm1.inst", 142),
+        ("MiniMaxAI/MiniMax-M2", 228.7),
+        ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
+    )},
 }  # fmt: skip
 
 

@@ -336,6 +336,7 @@ def _mlp(config: ModelConfig) -> str:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
         "chosen by sigmoids with a learned bias": config.experts.scoring == "sigmoid",
+        "chosen with a learned bias": config.experts.scoring == "biased",
         "others that every token has": config.experts.shared is not None and not config.experts.shared_gate,
         "others that every token has, by a gate": config.experts.shared_gate,
         "none in the first layers": config.layers[0].experts is None,

@@ -30,9 +30,10 @@ class ExpertsConfig:
       moe_intermediate_size: F.
       scoring: how a router's logits become scores. `softmax` is over all experts, and the k best are chosen
         (Qwen3-MoE). `sigmoid` chooses the best sums of score and learned bias, and the bias does not count in the
-        weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `chosen` takes the k best logits, which have a bias, and
-        then a softmax over those (gpt-oss).
+        weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `biased` does so with a softmax over all (ERNIE 4.5).
+        `chosen` takes the k best logits, which have a bias, and then a softmax over those (gpt-oss).
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
+      least_sum: what this sum is at least taken for.
       routed_scaling_factor: a factor of the weights, applied after that.
       n_group: the number of groups of adjacent experts.
       topk_group: how many groups a token chooses from: those with the largest total of their two best sums.
@@ -47,13 +48,14 @@ class ExpertsConfig:
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    scoring: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "biased", "chosen"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
     shared: MLPConfig | None = None
     shared_gate: bool = False
+    least_sum: float = 1e-20
     dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
@@ -81,7 +83,7 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
             logits if bias is None else logits + bias.astype(jnp.float32)[None], c.num_experts_per_tok
         )
         return jax.nn.softmax(best, axis=-1), experts
-    scores = jax.nn.softmax(logits, axis=-1) if c.scoring == "softmax" else jax.nn.sigmoid(logits)
+    scores = jax.nn.sigmoid(logits) if c.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
     if c.n_group > 1:
         groups = ranked.reshape(ranked.shape[0], c.n_group, -1)
@@ -92,7 +94,7 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     experts = jax.lax.top_k(ranked, c.num_experts_per_tok)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if c.norm_topk_prob:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), c.least_sum)
     return weights * c.routed_scaling_factor, experts
 
 

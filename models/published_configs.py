@@ -56,6 +56,11 @@ _ERNIE = {
     "head_dim": 128, "use_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_ERNIE_MOE = _ERNIE | {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "num_key_value_heads": 4,
+    "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -118,6 +123,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
     "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
     "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
+    "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},

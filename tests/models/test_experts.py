@@ -168,7 +168,7 @@ def test_the_published_size():
     assert round(count / 1e9, 2) == 7.36 and shape.masked == Masked(156895, shift=False)
 
 
-@pytest.mark.parametrize("scoring", ("softmax", "sigmoid"))
+@pytest.mark.parametrize("scoring", ("softmax", "sigmoid", "biased"))
 @pytest.mark.parametrize("normed", (False, True))
 def test_routing_is_that_of_a_loop(scoring, normed):
     """Groups, a bias that only chooses, and weights that are divided by their sum or not, expert by expert in float64."""
@@ -176,7 +176,7 @@ def test_routing_is_that_of_a_loop(scoring, normed):
     given, bias = np.random.default_rng(1).normal(size=(9, 12)), np.random.default_rng(2).normal(size=12)
     weights, chosen = route(jnp.asarray(given, jnp.float32), jnp.asarray(bias, jnp.float32), config)
     for row, own, experts in zip(given, weights, chosen, strict=True):
-        scores = np.exp(row) / np.exp(row).sum() if scoring == "softmax" else 1 / (1 + np.exp(-row))
+        scores = np.exp(row) / np.exp(row).sum() if scoring != "sigmoid" else 1 / (1 + np.exp(-row))
         ranked = scores + bias
         worth = [sum(sorted(ranked[3 * g : 3 * g + 3])[-2:]) for g in range(4)]
         best = sorted(range(4), key=lambda g: -worth[g])[:2]

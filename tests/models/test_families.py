@@ -80,6 +80,14 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {
+        "moe_layer_start_index": 3,
+        "moe_layer_end_index": 6,
+        "moe_layer_interval": 2,
+        "moe_num_shared_experts": 0,
+        "moe_norm_min": 0.1,
+        "use_bias": True,
+    },
     "ernie4_5": {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False, "rope_scaling": YARN},
     "minimax_m2": {"rotary_dim": 64, "rope_scaling": YARN, "num_local_experts": 12, "tie_word_embeddings": True},
     "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
@@ -136,6 +144,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {"moe_num_experts": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_key_value_heads": 8},
@@ -209,6 +218,8 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
         ("minimax_m2", {"rotary_dim": 130}, "rotary_dim must be a number of channels of a head, not 130"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list \[1, 0\] has layers other than attention"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 9}, "leave no layer with experts"),
+        ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval 0 must be numbers of layers"),
         ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
@@ -422,6 +433,7 @@ PUBLISHED = {
         ("rednote-hilab/dots.llm1.inst", 142),
         ("MiniMaxAI/MiniMax-M2", 228.7),
         ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
     )},
 }  # fmt: skip
 

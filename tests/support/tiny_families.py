@@ -181,6 +181,20 @@ MINIMAX_M2 = {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
 }
+ERNIE_MOE = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 4,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_intermediate_size": 20,
+    "moe_num_shared_experts": 2,
+    "moe_layer_interval": 2,
+    "moe_norm_min": 0.5,  # large, so that it matters
+    "use_bias": True,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -215,6 +229,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("Dots1", DOTS1),
     "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
     "ernie4_5": ("Ernie4_5", {"num_key_value_heads": 2, "head_dim": 24, "use_bias": True, "pad_token_id": None}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", ERNIE_MOE),
     "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),

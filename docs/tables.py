@@ -215,6 +215,7 @@ _MULTIPLIERS = {
 }  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4},
+    "phimoe": {"num_local_experts": 4},
     "minimax_m2": {"num_local_experts": 4, "head_dim": 16, "rotary_dim": 8},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "olmoe": {"num_experts": 4},
@@ -336,6 +337,7 @@ def _mlp(config: ModelConfig) -> str:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
         "chosen by sigmoids with a learned bias": config.experts.scoring == "sigmoid",
+        "chosen one after the other": config.experts.scoring == "sparsemixer",
         "chosen with a learned bias": config.experts.scoring == "biased",
         "others that every token has": config.experts.shared is not None and not config.experts.shared_gate,
         "others that every token has, by a gate": config.experts.shared_gate,

@@ -61,6 +61,12 @@ _ERNIE_MOE = _ERNIE | {
     "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
     "moe_layer_end_index": 27, "moe_layer_interval": 1,
 }  # fmt: skip
+_PHIMOE = {
+    "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "vocab_size": 32064, "num_key_value_heads": 8,
+    "num_local_experts": 16, "num_experts_per_tok": 2, "router_jitter_noise": 0.01, "sliding_window": 131072,
+    "attention_bias": True, "lm_head_bias": True, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -124,6 +130,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
     "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
     "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
+    "microsoft/Phi-3.5-MoE-instruct": _sized(_PHIMOE, 4096, 6400, 32, 32),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},

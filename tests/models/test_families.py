@@ -80,6 +80,13 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "phimoe": {
+        "sliding_window": 9,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "rope_scaling": LONG
+        | {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 4096, "rope_theta": 1e4},
+    },
     "ernie4_5_moe": {
         "moe_layer_start_index": 3,
         "moe_layer_end_index": 6,
@@ -144,6 +151,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "phimoe": {"num_local_experts": 8},
     "ernie4_5_moe": {"moe_num_experts": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -220,6 +228,8 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list \[1, 0\] has layers other than attention"),
         ("ernie4_5_moe", {"moe_layer_start_index": 9}, "leave no layer with experts"),
         ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval 0 must be numbers of layers"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is not supported; PhimoeForCausalLM has 2"),
+        ("phimoe", {"rope_scaling": LONG}, "short_mscale must be a positive number, not None"),
         ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
@@ -433,6 +443,7 @@ PUBLISHED = {
         ("rednote-hilab/dots.llm1.inst", 142),
         ("MiniMaxAI/MiniMax-M2", 228.7),
         ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
+        ("microsoft/Phi-3.5-MoE-instruct", 41.9),
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
     )},
 }  # fmt: skip

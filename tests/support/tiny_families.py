@@ -195,6 +195,25 @@ ERNIE_MOE = {
     "tie_word_embeddings": False,
     "pad_token_id": None,
 }
+PHIMOE = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "router_jitter_noise": 0.2,  # large, so that several experts are near
+    "sliding_window": 8,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.1, 1.3, 1.9, 2.5, 4.0, 5.5, 7.0, 9.0],
+        "long_factor": [2.0] * 8,
+        "short_mscale": 1.2,
+        "long_mscale": 1.4,
+        "original_max_position_embeddings": 256,  # transformers takes the short factors for texts of any length
+    },
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -244,6 +263,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
+    "phimoe": ("Phimoe", PHIMOE),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "gpt_neox": (
         "GPTNeoX",
@@ -270,7 +290,7 @@ _ODD: dict[str, tuple[Any, ...]] = {
 } | dict.fromkeys(
     (
         "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qk_norm",
-        "norm_topk_prob",
+        "norm_topk_prob", "lm_head_bias",
     ),
     (False, True),
 )  # fmt: skip

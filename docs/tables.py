@@ -215,6 +215,7 @@ _MULTIPLIERS = {
 }  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4},
+    "bailing_moe": {"num_experts": 16},
     "phimoe": {"num_local_experts": 4},
     "minimax_m2": {"num_local_experts": 4, "head_dim": 16, "rotary_dim": 8},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1},

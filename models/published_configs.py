@@ -74,14 +74,15 @@ _LLADA_MOE = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "rope_scaling": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
-_LLADA2 = {
-    "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 157184, "hidden_size": 2048,
+_LING_2 = {
+    "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "vocab_size": 157184, "hidden_size": 2048,
     "intermediate_size": 5120, "moe_intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1,
     "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
     "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
 }  # fmt: skip
+_LLADA2 = _LING_2 | {"architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe"}
 _GEMMA2 = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
     "head_dim": 128, "query_pre_attn_scalar": 144, "sliding_window": 4096, "max_position_embeddings": 8192,
@@ -138,5 +139,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
+    "inclusionAI/Ling-mini-2.0": _LING_2,
 }
 """Configs by hub name. Instruction-tuned versions have the same."""

@@ -15,6 +15,7 @@ from specjax.models.families.glm import DOTS1 as DOTS1
 from specjax.models.families.minimax import MINIMAX_M2 as MINIMAX_M2
 from specjax.models.families.ernie import ERNIE as ERNIE
 from specjax.models.families.ernie import ERNIE_MOE as ERNIE_MOE
+from specjax.models.families.ling import LING_2 as LING_2
 from specjax.models.families.olmo import OLMOE as OLMOE
 from specjax.models.families.olmo import OLMO2 as OLMO2
 from specjax.models.families.olmo import OLMO3 as OLMO3

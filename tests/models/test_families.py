@@ -55,6 +55,42 @@ def test_every_tensor_counts(references, tmp_path, name):
         models.load(copy)
 
 
+def test_ling_2_is_glm_in_other_tensors(references, tmp_path):
+    """transformers has no Ling 2, but a GLM-4.5 of the same layers: GLM's tensors, joined and renamed, are the same model."""
+    glm = references("glm4_moe").folder
+    config, arrays = json.loads((glm / "config.json").read_text()), safetensors.load_file(glm / "model.safetensors")
+    renamed = {
+        "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
+        "gate.e_score_correction_bias": "gate.expert_bias",
+    }  # fmt: skip
+    made = {}
+    for name, array in arrays.items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        if "self_attn.q_proj" in name:
+            parts = [arrays[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            made[name.replace("self_attn.q_proj", "attention.query_key_value")] = np.concatenate(parts)
+        elif "self_attn" not in name:
+            made[name] = array
+    kept = {name: config[name] for name in (*SIZES, "head_dim", "num_key_value_heads", "moe_intermediate_size")}
+    kept |= {name: config[name] for name in ("n_group", "topk_group", "num_experts_per_tok", "routed_scaling_factor")}
+    own = {
+        "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "num_experts": config["n_routed_experts"],
+        "num_shared_experts": config["n_shared_experts"], "use_qkv_bias": True, "rms_norm_eps": config["rms_norm_eps"],
+        "max_position_embeddings": config["max_position_embeddings"], "norm_topk_prob": True, "rotary_dim": 6,
+    }  # fmt: skip
+    (tmp_path / "ling").mkdir()
+    (tmp_path / "ling" / "config.json").write_text(json.dumps(kept | own))
+    safetensors.save_file(made, tmp_path / "ling" / "model.safetensors")
+    ling, wanted = (models.load(folder, dtype="float32") for folder in (tmp_path / "ling", glm))
+    assert ling.lm == wanted.lm and same(ling.params, wanted.params)
+    models.save(tmp_path / "again", ling.lm, ling.params)
+    assert set(tensors.read_folder(tmp_path / "again")) == set(made)
+    again = models.load(tmp_path / "again", dtype="float32")
+    assert again.lm == ling.lm and again.lm.config.family == "bailing_moe" and same(again.params, ling.params)
+
+
 def test_layers_that_draft_are_left_to_drafters(references, tmp_path):
     """GLM-4.5's file counts them; those of another number are no part of the model."""
     folder = references("glm4_moe").folder
@@ -151,6 +187,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "bailing_moe": {"num_experts": 16},
     "phimoe": {"num_local_experts": 8},
     "ernie4_5_moe": {"moe_num_experts": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
@@ -230,6 +267,8 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval 0 must be numbers of layers"),
         ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is not supported; PhimoeForCausalLM has 2"),
         ("phimoe", {"rope_scaling": LONG}, "short_mscale must be a positive number, not None"),
+        ("bailing_moe", {"norm_head": True}, "norm_head True is not supported; BailingMoeV2ForCausalLM has False"),
+        ("bailing_moe", {"rotary_dim": 8}, "rotary_dim 8 is not supported; BailingMoeV2ForCausalLM has 4"),
         ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
@@ -287,7 +326,7 @@ def test_a_field_that_its_family_does_not_have_must_be_off(kind):
         assert (
             hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
         )
-    if kind != "glm4_moe":  # whose norms the field is for
+    if kind not in ("glm4_moe", "bailing_moe"):  # whose norms the field is for
         normed = bool(plain.near.qk_norm or plain.near.qk_wide_norm)
         assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
         with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
@@ -443,6 +482,7 @@ PUBLISHED = {
         ("rednote-hilab/dots.llm1.inst", 142),
         ("MiniMaxAI/MiniMax-M2", 228.7),
         ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
+        ("inclusionAI/Ling-mini-2.0", 16.26),
         ("microsoft/Phi-3.5-MoE-instruct", 41.9),
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
     )},

@@ -215,10 +215,16 @@ _MULTIPLIERS = {
 }  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4},
+    "bailing_moe": {"num_experts": 16},
+    "phimoe": {"num_local_experts": 4},
+    "minimax_m2": {"num_local_experts": 4, "head_dim": 16, "rotary_dim": 8},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "olmoe": {"num_experts": 4},
     "mixtral": {"num_local_experts": 4},
     "glm4_moe": {"n_routed_experts": 4},
     "gpt_oss": {"num_local_experts": 4},
     "granite": _MULTIPLIERS,
+    "granitemoe": _MULTIPLIERS | {"num_local_experts": 4},
     "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
 }
 """Fields without which a file would not be one of the family."""
@@ -286,8 +292,12 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 def _norms(config: ModelConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
-    layer, own = config.layers[0], config.near
+    layer, own = config.layers[-1], config.near
     more = {
+        "minus the mean": config.norm.mean and not config.norm.bias,
+        "minus the mean, with a bias": config.norm.mean and config.norm.bias,
+        "one for attention and MLP": layer.parallel == "one_norm",
+        "of the embedding, not before the first attention": config.embedding.norm,
         "after attention and MLP too": layer.post_norms and layer.pre_norms,
         "after attention and MLP, not before": layer.post_norms and not layer.pre_norms,
         "of q and k": own.qk_norm, "of q and k over all heads": own.qk_wide_norm, "of v": own.value_norm,
@@ -300,13 +310,15 @@ def _attention(config: ModelConfig) -> str:
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
     said = {
+        "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,
         "a scale of its own": own.scale is not None,
         f"scores within {own.soft_cap}": own.soft_cap is not None,
         "biases": own.o_bias,
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
-        "no positions": still == len(ropes),
+        "no positions": still == len(ropes) and config.embedding.positions is None,
+        "learned positions": config.embedding.positions,
         f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),
         "full layers: a rope of their own": len({*ropes} - {None}) > 1,
         "full layers: a head width of their own": len({one.head_dim for one in config.attentions}) > 1,
@@ -314,13 +326,22 @@ def _attention(config: ModelConfig) -> str:
     return "; ".join(what for what, has in said.items() if has)
 
 
+_ACTIVATIONS = {
+    "silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "gelu": "GELU", "relu": "ReLU", "relu2": "the square of ReLU",
+}  # fmt: skip
+
+
 def _mlp(config: ModelConfig) -> str:
-    gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.dense.hidden_act]
+    gate = _ACTIVATIONS[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
+    gate = f"{gate}, biases" if config.dense.bias else gate
     if config.experts is None:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
         "chosen by sigmoids with a learned bias": config.experts.scoring == "sigmoid",
-        "others that every token has": config.experts.shared is not None,
+        "chosen one after the other": config.experts.scoring == "sparsemixer",
+        "chosen with a learned bias": config.experts.scoring == "biased",
+        "others that every token has": config.experts.shared is not None and not config.experts.shared_gate,
+        "others that every token has, by a gate": config.experts.shared_gate,
         "none in the first layers": config.layers[0].experts is None,
     }
     clamped = "" if config.experts.swiglu_limit is None else "clamped "

@@ -37,6 +37,7 @@ class AttentionConfig(MixerConfig):
       o_bias: whether the output has one.
       qk_norm: the norm of each head of queries and keys, before the rope.
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
+      clip: keeps queries and keys, after their wide norms, and values within this distance of zero (OLMoE).
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
       sinks: whether every head has a learned score without a value that takes part in its softmaxes.
@@ -56,6 +57,7 @@ class AttentionConfig(MixerConfig):
     o_bias: bool = False
     qk_norm: NormConfig | None = None
     qk_wide_norm: NormConfig | None = None
+    clip: float | None = None
     scale: float | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -124,14 +126,18 @@ class Attention(Mixer):
     def values(self, x):
         """`[B, T, K, H]`."""
         c = self.config
-        values = by_heads((self.k if c.value_is_key else self.v)(x), c.head_dim)
+        values = by_heads(self._clipped((self.k if c.value_is_key else self.v)(x)), c.head_dim)
         return values if c.value_norm is None else rms_norm(values, None, c.value_norm.eps)
+
+    def _clipped(self, x):
+        clip = self.config.clip
+        return x if clip is None else jnp.clip(x, -clip, clip)
 
     def _placed(self, x, which, rope):
         """Queries or keys (`which`) by heads, normed and rotated."""
         c = self.config
         x = x if c.qk_wide_norm is None else getattr(self, f"{which}_wide_norm")(x)
-        x = by_heads(x, c.head_dim)
+        x = by_heads(self._clipped(x), c.head_dim)
         x = x if c.qk_norm is None else getattr(self, f"{which}_norm")(x)
         return x if rope is None else rotate(x, *rope)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.grouped import grouped_dot
+from specjax.models.linear import Linear
 from specjax.models.mlp import MLPConfig
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts
@@ -29,13 +30,17 @@ class ExpertsConfig:
       moe_intermediate_size: F.
       scoring: how a router's logits become scores. `softmax` is over all experts, and the k best are chosen
         (Qwen3-MoE). `sigmoid` chooses the best sums of score and learned bias, and the bias does not count in the
-        weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `chosen` takes the k best logits, which have a bias, and
-        then a softmax over those (gpt-oss).
+        weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `biased` does so with a softmax over all (ERNIE 4.5).
+        `chosen` takes the k best logits, which have a bias, and then a softmax over those (gpt-oss). `sparsemixer` takes
+        the two best logits, one after the other; see `mixed_sparsely`.
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
+      least_sum: what this sum is at least taken for.
       routed_scaling_factor: a factor of the weights, applied after that.
       n_group: the number of groups of adjacent experts.
       topk_group: how many groups a token chooses from: those with the largest total of their two best sums.
       shared: further experts that every token uses, as one MLP of their common width; None: there are none.
+      shared_gate: whether a learned sigmoid of the token multiplies what those give (Qwen2-MoE).
+      router_jitter_noise: see `mixed_sparsely`.
       dense: the MLP of the model's layers without experts, or the file's description of it where all layers have
         experts. It is not computed here; drafters' layers take its width.
       swiglu_limit: if given, the limit of the gates and inputs of `ClampedExperts`.
@@ -45,15 +50,23 @@ class ExpertsConfig:
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    scoring: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
     shared: MLPConfig | None = None
+    shared_gate: bool = False
+    least_sum: float = 1e-20
+    router_jitter_noise: float = 0.01
     dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
+
+    @property
+    def biased(self) -> bool:
+        """Whether a learned bias takes part in the choice."""
+        return self.scoring not in ("softmax", "sparsemixer")
 
     @property
     def num_shared_experts(self) -> int:
@@ -78,7 +91,9 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
             logits if bias is None else logits + bias.astype(jnp.float32)[None], c.num_experts_per_tok
         )
         return jax.nn.softmax(best, axis=-1), experts
-    scores = jax.nn.softmax(logits, axis=-1) if c.scoring == "softmax" else jax.nn.sigmoid(logits)
+    if c.scoring == "sparsemixer":
+        return mixed_sparsely(logits, c.router_jitter_noise)
+    scores = jax.nn.sigmoid(logits) if c.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
     if c.n_group > 1:
         groups = ranked.reshape(ranked.shape[0], c.n_group, -1)
@@ -89,8 +104,30 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     experts = jax.lax.top_k(ranked, c.num_experts_per_tok)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if c.norm_topk_prob:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), c.least_sum)
     return weights * c.routed_scaling_factor, experts
+
+
+def mixed_sparsely(logits: Array, noise: float) -> tuple[Array, Array]:
+    """The weights and experts `[M, 2]` of SparseMixer-2 without its noise (Liu et al. 2024, arXiv:2409.12136).
+
+    The first expert is the one of the greatest logit m. Its weight is that of a softmax over the logits s that are near,
+    `(m - s) / max(|s|, m) <= 2 noise`. The second is chosen and weighted likewise among the others. The weights do not sum
+    to 1.
+
+    Args:
+      logits: `[M, X]` in float32.
+      noise: the relative noise of logits in training, `router_jitter_noise`.
+    """
+    left, weights, experts = logits, [], []
+    for _ in range(2):
+        best = jnp.argmax(left, axis=-1, keepdims=True)
+        most = jnp.take_along_axis(left, best, axis=-1)
+        far = (most - logits) / jnp.maximum(jnp.abs(logits), most) > 2 * noise
+        weights.append(jnp.take_along_axis(jax.nn.softmax(jnp.where(far, -jnp.inf, left), axis=-1), best, axis=-1))
+        experts.append(best)
+        left = jnp.where(jnp.arange(logits.shape[-1])[None] == best, -jnp.inf, left)
+    return jnp.concatenate(weights, axis=-1), jnp.concatenate(experts, axis=-1)
 
 
 def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
@@ -156,14 +193,14 @@ class Router(nnx.Module):
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal()
         self.kernel = nnx.Param(init(rngs.params(), (width, config.num_experts), dtype))
-        if config.scoring != "softmax":
+        if config.biased:
             self.bias = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32))
         self.config = config
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """See `route`, of tokens `[M, E]`."""
         logits = jnp.einsum("me,ex->mx", x, self.kernel[...], preferred_element_type=jnp.float32)
-        return route(logits, None if self.config.scoring == "softmax" else self.bias[...], self.config)
+        return route(logits, self.bias[...] if self.config.biased else None, self.config)
 
 
 class Experts(nnx.Module):
@@ -229,13 +266,18 @@ class SparseMLP(nnx.Module):
         self.experts = kind(config, width, dtype, rngs)
         if config.shared is not None:
             self.shared = config.shared.build(width, dtype, rngs)
-        self.shares = config.shared is not None
+        if config.shared_gate:
+            self.shared_gate = Linear(width, 1, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.config = config
 
     def __call__(self, x: Array) -> Array:
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
         out = self.experts(flat, *self.router(flat)).reshape(x.shape)
-        return out + self.shared(x) if self.shares else out
+        if self.config.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared * nnx.sigmoid(self.shared_gate(x)) if self.config.shared_gate else shared)
 
     def split_products(self) -> tuple[Any, ...]:
         """None: sums over experts are float32."""

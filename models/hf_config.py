@@ -39,13 +39,14 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
         fields that describe a different model.
     """
     family = family_of(config)
-    text = config | an_object("text_config", config.get("text_config"))
+    text = family.renamed(config | an_object("text_config", config.get("text_config")))
     packed.found(config)  # unsupported packings are reported before any other error
     given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
         asked.add(name)
-        return given.get(name)
+        usual = family.usual.get(name)
+        return usual(get) if given.get(name) is None and callable(usual) else given.get(name)
 
     check_fixed(given, dict(family.fixed), family.architecture)
     free = {"num_key_value_heads"} | ({"head_dim"} if family.usual.get("head_dim") is None else set())
@@ -100,7 +101,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     for kind in dict.fromkeys([*first, *FAMILIES]):
         family = FAMILIES[kind]
         own = family.write(config)
-        out = _shared(config) | ({} if "rope_parameters" in own else _rope(config)) | own
+        out = _shared(config) | ({} if family.rope is None or "rope_parameters" in own else _rope(config)) | own
+        out = family.named(out)
         out |= {"architectures": [family.architecture], "model_type": kind}
         try:
             again = from_hf(out)

@@ -1,17 +1,16 @@
-"""The config files and tensor names of LLaDA2.0 (arXiv:2512.15745) and 2.1, whose folders are alike.
+"""The config files of LLaDA2.0 (arXiv:2512.15745) and 2.1, whose folders are alike.
 
-Queries, keys and values are one matrix. The first channels of a head are rotated. The first layers have no experts; the
-others choose theirs by sigmoids, within groups. A token sees its own block and earlier ones.
+Layers, fields and tensors are those of Ling 2 (`specjax.models.families.ling`). A token sees its own block and earlier ones.
 """
 
 import dataclasses
 from typing import Any
 
-from specjax.models import hf_config, hf_experts
+from specjax.models import hf_config
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
-from specjax.models.families import base
-from specjax.models.fields import an_object, check_fixed, flag, is_id, is_positive, is_size, positive, shown
+from specjax.models.families import base, ling
+from specjax.models.fields import check_fixed, shown
 from specjax.models.layer import LayerConfig
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
@@ -32,11 +31,6 @@ _DEFAULTS = {
     "num_experts_per_tok": 2, "num_shared_experts": 0, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
     "first_k_dense_replace": 0, "partial_rotary_factor": 0.5, "use_qk_norm": True, "use_qkv_bias": False, "use_bias": True,
 }  # fmt: skip
-_MODULES = {
-    "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense",
-    "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
-}  # fmt: skip
-_JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def from_hf(config: dict[str, Any]) -> ModelConfig:
@@ -51,42 +45,9 @@ def from_hf(config: dict[str, Any]) -> ModelConfig:
             f"config.json: {_BY_BLOCKS} {shown(config[_BY_BLOCKS])} is of LLaDA 2.2, where a block of tokens chooses its "
             "experts together, which is not supported: load a LLaDA 2.0 or 2.1 model"
         )
-    fields = _DEFAULTS | config
-    rope = an_object("rope_parameters", fields.get("rope_parameters"))
-    share = rope.get("partial_rotary_factor", fields["partial_rotary_factor"])
-    if not (is_positive(share) and share <= 1):
-        raise ModelError(f"config.json: partial_rotary_factor must be a share of a head, not {shown(share)}")
-    groups: dict[str, Any] = {name: fields[name] for name in ("n_group", "topk_group")}
-    missing = [name for name, value in groups.items() if not is_size(value)]
-    missing += [name for name in ("num_shared_experts", "first_k_dense_replace") if not is_id(fields[name] or 0)]
-    if missing:
-        raise ModelError(f"config.json needs whole numbers for: {', '.join(missing)}")
-    experts = hf_experts.from_hf(
-        fields.get,
-        scoring="sigmoid",
-        norm_topk_prob=fields["num_experts_per_tok"] != 1,  # the weight of a single expert is its score
-        routed_scaling_factor=positive("routed_scaling_factor", fields["routed_scaling_factor"]),
-        num_shared_experts=int(fields["num_shared_experts"] or 0),
-        **groups,
-    )
-    plain = {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "mlp_bias": False}
-    whole = {"partial_rotary_factor": 1, "rope_parameters": rope | {"partial_rotary_factor": 1}}
-    llama = hf_config.from_hf(fields | plain | whole, besides={*_DEFAULTS, *_FIXED, "is_causal", "rotary_dim"})
-    shape = llama.every(RopeConfig, share=float(share)).every(
-        AttentionConfig,
-        qk_norm=llama.norm if flag("use_qk_norm", fields["use_qk_norm"]) else None,
-        qkv_bias=flag("use_qkv_bias", fields["use_qkv_bias"]),
-        o_bias=flag("use_bias", fields["use_bias"]),
-    )
-    dense = fields["first_k_dense_replace"] or 0
-    if dense >= shape.num_hidden_layers:
-        raise ModelError(f"config.json: first_k_dense_replace {dense} leaves no layer with experts")
-    channels = shape.near.rotary_dim
-    if channels % 2 or not channels:
-        raise ModelError(
-            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, which must be an even number"
-        )
-    return base.sparse(shape, experts, [i >= dense for i in range(shape.num_hidden_layers)])
+    ours = {"architectures": [ling.LING_2.architecture]}
+    shape = hf_config.from_hf(_DEFAULTS | config | ours, besides={*_FIXED, "is_causal"})
+    return dataclasses.replace(shape, family="")  # without blocks, the first family that can say it is written
 
 
 def is_one(config: ModelConfig) -> bool:
@@ -112,36 +73,5 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         )
     bare = c.every(RopeConfig, share=1.0).every(AttentionConfig, qk_norm=None, qkv_bias=False, o_bias=False)
     plain = hf_config.to_hf(bare.mapped(LayerConfig, lambda layer: dataclasses.replace(layer, feed=c.dense)))
-    own = {
-        "use_qk_norm": c.near.qk_norm is not None, "use_qkv_bias": c.near.qkv_bias, "use_bias": c.near.o_bias,
-        "first_k_dense_replace": dense, "partial_rotary_factor": c.rope.share,
-    }  # fmt: skip
-    names = (
-        "num_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "routed_scaling_factor",
-        "n_group",
-        "topk_group",
-    )
-    own |= {name: getattr(experts, name) for name in (*names, "num_shared_experts")}
     fixed = {name: allowed[0] for name, allowed in _FIXED.items()}
-    return {name: x for name, x in plain.items() if name not in ("attention_bias", "mlp_bias")} | fixed | own
-
-
-def tensor_name(name: str) -> str:
-    """LLaDA 2's name of a tensor that has this name in Llama's layout; see `specjax.models.weights.Names`.
-
-    >>> tensor_name("model.layers.3.self_attn.k_proj.weight")
-    'model.layers.3.attention.query_key_value.weight#1'
-    """
-    module, _, kind = name.rpartition(".")
-    if module.endswith(".mlp.gate") and kind == "bias":
-        return f"{module}.expert_bias"
-    for i, joined in enumerate(_JOINED):
-        if module.endswith(joined):
-            return f"{module.removesuffix(joined)}attention.query_key_value.{kind}#{i}"
-    for ours, theirs in _MODULES.items():
-        if module.endswith(ours):
-            return f"{module.removesuffix(ours)}{theirs}.{kind}"
-    return name
+    return {name: x for name, x in plain.items() if name not in ("attention_bias", "mlp_bias")} | fixed | ling.write(c)

@@ -20,6 +20,7 @@ from typing import Any
 
 from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
+from specjax.models.families import ling
 from specjax.models.fields import check_fixed, is_id, is_size, shown
 from specjax.models.model_config import ModelConfig
 
@@ -275,5 +276,5 @@ def llada_name(name: str) -> str:
     return f"{_LLADA_MODULES[module]}.{kind}"
 
 
-NAMES = {"llada": llada_name, "llada2_moe": llada2.tensor_name}
+NAMES = {"llada": llada_name, "llada2_moe": ling.tensor_name}
 """The naming of tensors, by kind, where it is not Llama's."""

@@ -21,6 +21,52 @@ _QWEN_MOE = _QWEN | {
     "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
+_QWEN2_MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "vocab_size": 151936, "num_key_value_heads": 16,
+    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    "norm_topk_prob": False, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    "tie_word_embeddings": False, "use_sliding_window": False,
+}  # fmt: skip
+_OLMOE = {
+    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 50304, "num_key_value_heads": 16,
+    "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, "clip_qkv": None, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+_GRANITE_MOE = {
+    "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "vocab_size": 49155, "num_key_value_heads": 8,
+    "num_local_experts": 40, "num_experts_per_tok": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000.0, "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": True,
+    "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+}  # fmt: skip
+_DOTS1 = {
+    "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 152064, "num_key_value_heads": 32,
+    "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "sliding_window": None, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000000.0,
+    "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+_MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "vocab_size": 200064, "num_key_value_heads": 8,
+    "head_dim": 128, "rotary_dim": 64, "num_local_experts": 256, "num_experts_per_tok": 8, "scoring_func": "sigmoid",
+    "use_qk_norm": True, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
+    "tie_word_embeddings": False, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+_ERNIE = {
+    "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "num_key_value_heads": 2,
+    "head_dim": 128, "use_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_ERNIE_MOE = _ERNIE | {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "num_key_value_heads": 4,
+    "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27, "moe_layer_interval": 1,
+}  # fmt: skip
+_PHIMOE = {
+    "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "vocab_size": 32064, "num_key_value_heads": 8,
+    "num_local_experts": 16, "num_experts_per_tok": 2, "router_jitter_noise": 0.01, "sliding_window": 131072,
+    "attention_bias": True, "lm_head_bias": True, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -28,14 +74,15 @@ _LLADA_MOE = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "rope_scaling": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
-_LLADA2 = {
-    "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 157184, "hidden_size": 2048,
+_LING_2 = {
+    "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "vocab_size": 157184, "hidden_size": 2048,
     "intermediate_size": 5120, "moe_intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1,
     "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
     "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
 }  # fmt: skip
+_LLADA2 = _LING_2 | {"architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe"}
 _GEMMA2 = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
     "head_dim": 128, "query_pre_attn_scalar": 144, "sliding_window": 4096, "max_position_embeddings": 8192,
@@ -57,6 +104,12 @@ _GEMMA3 = {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
+_PYTHIA = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 50432, "hidden_act": "gelu",
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+    "use_parallel_residual": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -71,11 +124,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),
+    "Qwen/Qwen1.5-MoE-A2.7B": _sized(_QWEN2_MOE, 2048, 5632, 24, 16),
+    "allenai/OLMoE-1B-7B-0924": _sized(_OLMOE, 2048, 1024, 16, 16),
+    "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),
+    "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
+    "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
+    "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
+    "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
+    "microsoft/Phi-3.5-MoE-instruct": _sized(_PHIMOE, 4096, 6400, 32, 32),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
+    "inclusionAI/Ling-mini-2.0": _LING_2,
 }
 """Configs by hub name. Instruction-tuned versions have the same."""

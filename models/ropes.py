@@ -28,6 +28,7 @@ class RopeScaling:
       beta_slow: for `yarn`: pairs with at most so many turns are divided.
       truncate: whether the bounds of the pairs between are rounded outwards to whole numbers.
       magnitude: the factor of cosines and sines; scores are multiplied by its square.
+      short_magnitude: for `longrope`, the same beside `short_factor`; None: `magnitude`.
       short_factor: for `longrope`, a factor for each pair, used if `max_position_embeddings` is at most
         `original_max_position_embeddings`.
       long_factor: the same, used if it is above.
@@ -45,8 +46,18 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     magnitude: float = 1.0
+    short_magnitude: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+    def is_long(self, longest: int) -> bool:
+        """Whether `longrope` has its long factors, for a model that is used for so many positions."""
+        return longest > self.original_max_position_embeddings
+
+    def magnitude_of(self, longest: int) -> float:
+        """The factor of cosines and sines of such a model."""
+        short = self.kind == "longrope" and not self.is_long(longest)
+        return self.magnitude if self.short_magnitude is None or not short else self.short_magnitude
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +97,9 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
     if scaling.kind == "proportional":
         return jnp.where(jnp.arange(freq.shape[0]) < scaling.rotated, freq, 0.0) / scaling.factor
     if scaling.kind == "longrope":
-        long = longest > scaling.original_max_position_embeddings
-        return freq / jnp.asarray(scaling.long_factor if long else scaling.short_factor, jnp.float32)
+        return freq / jnp.asarray(
+            scaling.long_factor if scaling.is_long(longest) else scaling.short_factor, jnp.float32
+        )
     if scaling.kind == "yarn":
         kept = yarn_kept(scaling, rope.theta, freq.shape[0])
         return freq * kept + freq / scaling.factor * (1 - kept)
@@ -115,7 +127,7 @@ def yarn_kept(scaling: RopeScaling, theta: float, pairs: int) -> Array:
 
 def rope_tables(rope: RopeConfig, head_dim: int, positions: Array, longest: int) -> tuple[Array, Array]:
     """The tables of `tables_of` for the frequencies of `rope_frequencies`."""
-    magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude_of(longest)
     return tables_of(rope_frequencies(rope, head_dim, longest), positions, magnitude)
 
 

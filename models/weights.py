@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.models.byte_ranges import Source, Stack, stored_shape
+from specjax.models.byte_ranges import Box, Source, Stack, fill, stored_shape
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
@@ -36,8 +36,14 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     match keys[:-1]:
         case ["embed"]:
             module = "model.embed_tokens"
+        case ["positions"]:
+            module = "model.embed_positions"
+        case ["embed_norm"]:
+            module = "model.embed_norm"
         case ["norm"]:
             module = "model.norm"
+        case ["transform", name]:
+            module = f"transform.{name}"
         case ["head"]:
             module = "lm_head"
         case ["layers", layer, "attention_norm"]:
@@ -54,6 +60,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.mlp.gate"
         case ["layers", layer, "mlp", "experts", name]:
             module = f"model.layers.{layer}.mlp.experts.{{}}.{name}_proj"
+        case ["layers", layer, "mlp", "shared_gate"]:
+            module = f"model.layers.{layer}.mlp.shared_expert_gate"
         case ["layers", layer, "mlp", "shared", name]:
             module = f"model.layers.{layer}.mlp.shared_experts.{name}_proj"
         case ["layers", layer, "mlp", name]:
@@ -80,7 +88,12 @@ def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
 
 Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
-second, ... part of a tensor whose rows several parameters share."""
+second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
+has outputs of every part. One that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in neighbouring
+pairs; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further first axis, two parts to an index."""
+_MARKS = re.compile(
+    r"(?P<name>[^#%:]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?"
+)
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
 """Maps a parameter's path to its tensor's name, and says whether its matrices are stored transposed. A name with `{}`
@@ -88,20 +101,80 @@ stands for one tensor per index of the parameter's first axis (experts). See `hf
 
 
 @dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The rows of queries or keys in a file whose rope turns neighbours together; ours turns two halves of a head.
+
+    Attributes:
+      turned: how many rows of a head, from the first, are turned.
+      width: all rows of a head.
+    """
+
+    turned: int
+    width: int
+
+    @property
+    def _order(self) -> list[int]:
+        """The file's row of each of our rows."""
+        return [*range(0, self.turned, 2), *range(1, self.turned, 2), *range(self.turned, self.width)]
+
+    def halved(self, rows: np.ndarray) -> np.ndarray:
+        """Our rows of whole heads, from the file's.
+
+        >>> Pairs(4, 6).halved(np.arange(12)).tolist()
+        [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+        """
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, self._order].reshape(rows.shape)
+
+    def joined(self, rows: np.ndarray) -> np.ndarray:
+        """The file's rows of whole heads, from ours."""
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, np.argsort(self._order)].reshape(rows.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A stored tensor with its rows as ours. They are read head by head, and codes of few bits are made plain."""
+
+        def read(wanted: list[tuple[Box, np.ndarray]]) -> None:
+            for ((start, stop), *rest), own in wanted:
+                for first in range(start // self.width * self.width, stop, self.width):
+                    head = np.empty((self.width, *own.shape[1:]), own.dtype)
+                    fill(tensor, [(((first, first + self.width), *rest), head)])
+                    inside = max(start, first), min(stop, first + self.width)
+                    own[inside[0] - start : inside[1] - start] = self.halved(head)[
+                        inside[0] - first : inside[1] - first
+                    ]
+
+        return dataclasses.replace(tensor, read=read, packed=None)
+
+
+@dataclasses.dataclass(frozen=True)
 class Part:
-    """A parameter's part of a stored tensor: all of its rows, or some.
+    """A parameter's part of a stored tensor: all of it, or some of its outputs.
 
     Attributes:
       leaf: the parameter.
       index: an index of its first axis, or None for the whole parameter.
       shape: the shape in the file.
       transposed: see `Layout`.
+      runs: in how many equal runs its outputs lie; between them are those of the other parts.
+      pairs: of its rows; None: they are as ours.
+      each: how many parts an index of the tensor's further first axis has; 0: there is none.
     """
 
     leaf: int
     index: int | None
     shape: tuple[int, ...]
     transposed: bool
+    runs: int = 1
+    pairs: Pairs | None = None
+    each: int = 0
+
+    @property
+    def axis(self) -> int:
+        """The axis of its outputs in the file."""
+        return 0 if self.transposed else len(self.shape) - 1
+
+    def ours(self, rows: np.ndarray) -> np.ndarray:
+        """Its rows in the order of the parameter, from those of the file."""
+        return rows if self.pairs is None else self.pairs.halved(rows)
 
 
 def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
@@ -112,22 +185,74 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
         several = "{}" in name
         shape = stored_shape(leaf.shape[1:] if several else leaf.shape, transposed)
         for index in range(leaf.shape[0]) if several else (None,):
-            whole, _, place = names(name.format(index)).partition("#")
-            found.setdefault(whole, {})[int(place or 0)] = Part(i, index, shape, transposed)
+            marks = _MARKS.fullmatch(names(name.format(index)))
+            assert marks is not None, f"{name} has other marks"
+            number = lambda mark, usual=0, marks=marks: int(marks[mark] or usual)
+            pairs = Pairs(number("turned"), number("width")) if marks["width"] else None
+            part = Part(i, index, shape, transposed, number("runs", 1), pairs, number("each"))
+            found.setdefault(marks["name"], {})[number("place")] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
 
-def _shape_of(parts: list[Part]) -> tuple[int, ...]:
+def _whole(parts: list[Part]) -> tuple[int, ...]:
+    """The shape of all of their outputs."""
+    shape, axis = parts[0].shape, parts[0].axis
+    return (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
+
+
+def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> list[np.ndarray]:
+    """The outputs of each of them, from an array of all; they are on its axis `axis` (None: as in the file)."""
+    array = array.reshape(_whole(parts)) if parts[0].each else array
+    axis, runs = parts[0].axis if axis is None else axis, parts[0].runs
+    split = array.reshape(*array.shape[:axis], runs, -1, *array.shape[axis + 1 :])
+    ends = list(itertools.accumulate(part.shape[part.axis] // runs for part in parts))
+    found = np.split(split, ends[:-1], axis=axis + 1)
+    return [own.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :]) for own in found]
+
+
+def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
+    """The tensor that holds them; the inverse of `cut_array`."""
+    axis, runs = parts[0].axis, parts[0].runs
+    split = [own.reshape(*own.shape[:axis], runs, -1, *own.shape[axis + 1 :]) for own in arrays]
+    return np.concatenate(split, axis=axis + 1).reshape(shape_of(parts))
+
+
+def shape_of(parts: list[Part]) -> tuple[int, ...]:
     """The shape of the tensor that holds them."""
-    return parts[0].shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    (first, *rest), each = _whole(parts), parts[0].each
+    return (len(parts) // each, first * each // len(parts), *rest) if each else (first, *rest)
 
 
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
-    """The rows of each of them."""
+    """The outputs of each of them, of a tensor that has no further axis or is stored as plain numbers."""
+    tensor = dataclasses.replace(tensor, shape=_whole(parts)) if parts[0].each else tensor
     if len(parts) == 1:
         return [tensor]
-    ends = itertools.accumulate(part.shape[0] for part in parts)
-    return [tensor.rows(end - part.shape[0], end) for part, end in zip(parts, ends, strict=True)]
+    runs, axis = parts[0].runs, parts[0].axis
+    ends = itertools.accumulate(part.shape[axis] // runs for part in parts)
+    starts = [end - part.shape[axis] // runs for part, end in zip(parts, ends, strict=True)]
+    if axis == 0 and runs == 1:
+        return [tensor.rows(start, start + part.shape[0]) for part, start in zip(parts, starts, strict=True)]
+    return [_some(tensor, part, start) for part, start in zip(parts, starts, strict=True)]
+
+
+def _some(tensor: Tensor, part: Part, start: int) -> Tensor:
+    """The outputs of a part, which begin at `start` in every run."""
+    axis, runs = part.axis, part.runs
+    size, whole = part.shape[axis] // runs, tensor.shape[axis] // runs
+
+    def read(wanted: list[tuple[Any, np.ndarray]]) -> None:
+        boxes = []
+        for box, own in wanted:
+            first, last = box[axis]
+            for run in range(first // size, -(-last // size)):
+                lo, hi = max(first, run * size), min(last, (run + 1) * size)
+                moved = run * (whole - size) + start
+                inside = (slice(None),) * axis + (slice(lo - first, hi - first),)
+                boxes.append(((*box[:axis], (lo + moved, hi + moved), *box[axis + 1 :]), own[inside]))
+        fill(tensor, boxes)
+
+    return dataclasses.replace(tensor, shape=part.shape, read=read, packed=None)
 
 
 def match(
@@ -151,18 +276,21 @@ def match(
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
-    tensors = {name: shaped(own, _shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
+    tensors = {name: shaped(own, shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
         elif tensors[name].dtype in INTEGERS:
             problems.append(f"{name} has type {tensors[name].dtype}, weights are {', '.join(FLOATS)}")
+        elif parts[0].each and tensors[name].read is not None:
+            problems.append(f"{name} is packed, which is not supported for a tensor of several parameters")
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
             for part, own in zip(parts, _cut(tensors[name], parts), strict=True):
+                own = own if part.pairs is None else part.pairs.of(own)
                 sources[part.leaf].append(Source(own, part.transposed, leaves[part.leaf][1].dtype))
     twice = names("lm_head.weight") if tied else None
     spare = [name for name in tensors if name not in stored and name != twice and not _HARMLESS.search(name)]
@@ -185,13 +313,14 @@ def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name
     """Yields the tensors of a params pytree under their Hugging Face names; `dtype` is as for `write`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
-        yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
+        yield name, _joined([_array(leaves[part.leaf][1], part, dtype) for part in parts], parts)
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
     """A part of a tensor as the file stores it; a packed matrix is unpacked."""
     array = np.asarray(plain(leaf if part.index is None else jax.tree.map(lambda x: x[part.index], leaf)))
     array = array.swapaxes(-1, -2) if part.transposed else array
+    array = array if part.pairs is None else part.pairs.joined(array)
     return np.array(array, leaf.dtype if dtype is None else dtype, order="C")
 
 
@@ -240,9 +369,11 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
         kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
-    parts = itertools.chain.from_iterable(found.values())
-    _write(file, header, (_array(leaves[part.leaf][1], part, dtype).tobytes() for part in parts))
+    array = lambda part: _array(leaves[part.leaf][1], part, dtype)
+    in_rows = lambda parts: all(part.axis == 0 and part.runs == 1 for part in parts)
+    each = lambda parts: map(array, parts) if in_rows(parts) else [_joined(list(map(array, parts)), parts)]
+    _write(file, header, (own.tobytes() for parts in found.values() for own in each(parts)))

@@ -1,6 +1,8 @@
 """The description of a model family, and parts that several families read and write in the same way."""
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +11,13 @@ from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import FULL, SLIDING, flag, is_size, layer_kinds, shown
 from specjax.models.layer import LayerConfig
+from specjax.models.mlp import ACTIVATIONS, Activation
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 from specjax.models.tensors import Tensor
+
+_NEW = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu"}
+"""Other names of activations in files."""
 
 Fields = Callable[[str], Any]
 """A function that returns a field of `config.json` by name, with transformers' default if the file omits it."""
@@ -54,7 +60,8 @@ class Family:
     Attributes:
       model_type: its name in `config.json`.
       architecture: the name of its class there.
-      usual: transformers' defaults for fields that a file omits. Sizes without an entry are required.
+      usual: transformers' defaults for fields that a file omits. Sizes without an entry are required. A function makes
+        the value of other fields.
       read: makes the model from a file's fields and the Llama of its sizes and rope, by changing parts of that.
       write: makes a file's fields from a model, beyond those that all families have. Parts that it cannot express are
         detected by reading the result again.
@@ -62,8 +69,12 @@ class Family:
       others: other names of models with these layers and tensors, whatever else those models contain.
       rope: makes the rope of all layers from a file's fields; None if `read` gives each kind of layer its own.
       names: maps the names of tensors in Llama's layout to its own.
+      runs: in how many runs the outputs of a shared tensor lie; see `specjax.models.weights.Names`.
+      interleaved: whether its ropes turn neighbouring channels; see `names_of`.
       layout: the layout of its parameters; see `specjax.models.weights.Layout`.
       text: selects the model's tensors from a folder's.
+      fields: the names that files give to fields, by their usual names; the first is written, and none means that the
+        family has no such field.
       note: what else a file may say, for readers.
     """
 
@@ -76,9 +87,81 @@ class Family:
     others: tuple[str, ...] = ()
     rope: Callable[[Fields], RopeConfig] | None = rope
     names: weights.Names = str
+    runs: Callable[[ModelConfig], int] = lambda config: 1
+    interleaved: bool = False
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
+    fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     note: str = ""
+
+    def renamed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A file's fields under their usual names."""
+        own = {name for names in self.fields.values() for name in names}
+        out = {name: value for name, value in given.items() if name not in own and name not in self.fields}
+        found = {usual: [given[name] for name in names if name in given] for usual, names in self.fields.items()}
+        return out | {usual: values[0] for usual, values in found.items() if values}
+
+    def named(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Fields under the names that its files give them; the inverse of `renamed`."""
+        names = {name: self.fields.get(name, (name,)) for name in fields}
+        return {names[name][0]: value for name, value in fields.items() if names[name]}
+
+    def names_of(self, config: ModelConfig) -> weights.Names:
+        """The names of a model's tensors: `names` with the runs, and with the marks of the rows of queries and keys that
+        its ropes turn in neighbouring pairs.
+
+        Those rows, and their biases and norms, are put into halves as they are read, and back as they are written. Scores
+        are sums over a head's channels, so they stay the same.
+        """
+        runs = self.runs(config)
+        in_runs = lambda name: f"{name}/{runs}" if "#" in name and runs != 1 else name
+        pairs = functools.partial(_pairs, config=config) if self.interleaved else lambda name: ""
+        return lambda name: in_runs(self.names(name)) + pairs(name)
+
+
+_TURNED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[qk]_(proj|norm)\.")
+
+
+def _pairs(name: str, config: ModelConfig) -> str:
+    """The mark of a tensor in Llama's layout whose rows are turned in pairs; see `specjax.models.weights.Names`."""
+    found = _TURNED.match(name)
+    attention = None if found is None else config.attention(int(found[1]))
+    turned = 0 if attention is None else attention.rotary_dim
+    return f"%{turned}/{attention.head_dim}" if attention is not None and turned else ""
+
+
+def activation(get: Fields) -> Activation:
+    """What `hidden_act` says.
+
+    Raises:
+      ModelError: on an activation that is not supported.
+    """
+    name = get("hidden_act")
+    own = _NEW.get(str(name), name)
+    if own not in ACTIVATIONS:
+        raise ModelError(
+            f"config.json: hidden_act {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
+    return own
+
+
+def renamed(name: str, modules: Mapping[str, str], outer: Mapping[str, str]) -> str:
+    """The name of a tensor in a layout that names modules otherwise.
+
+    Args:
+      name: in Llama's layout.
+      modules: the modules of a layer, by their names in Llama's layout; a `#` is as in `specjax.models.weights.Names`.
+      outer: the modules outside layers; `model.layers` is where the layers are.
+
+    >>> renamed("model.layers.3.self_attn.k_proj.bias", {"self_attn.k_proj": "attn.c_attn#1"}, {"model.layers": "h"})
+    'h.3.attn.c_attn.bias#1'
+    """
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{outer.get(module, module)}.{kind}"
+    number, own = module.removeprefix("model.layers.").split(".", 1)
+    own, mark, part = modules.get(own, own).partition("#")
+    return f"{outer.get('model.layers', 'model.layers')}.{number}.{own}.{kind}{mark}{part}"
 
 
 def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:

@@ -1,7 +1,7 @@
-"""GLM-4.5 and later models of its architecture (arXiv:2508.06471).
+"""GLM-4.5 and later models of its architecture (arXiv:2508.06471); dots.llm1 (arXiv:2506.05767).
 
-Its router is DeepSeek-V3's. A part of each head is rotated. The first layers have no experts. A file may hold further
-layers after the last (multi-token prediction), which a drafter uses.
+Their routers are DeepSeek-V3's, and their first layers have no experts. GLM rotates a part of each head. A file may hold
+further layers after the last (multi-token prediction), which a drafter uses.
 """
 
 import functools
@@ -12,6 +12,7 @@ from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
+from specjax.models.families.qwen import windows_from
 from specjax.models.fields import flag, is_id, is_size, positive, shown
 from specjax.models.model_config import ModelConfig
 
@@ -25,7 +26,8 @@ _SHARED = (
 )
 
 
-def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
+def _sparse(get: Fields, plain: ModelConfig) -> ModelConfig:
+    """With DeepSeek-V3's experts in the layers from `first_k_dense_replace` on."""
     dense, shared, layers = get("first_k_dense_replace"), get("n_shared_experts"), plain.num_hidden_layers
     groups = {name: get(name) for name in ("n_group", "topk_group")}
     wrong = [name for name, value in groups.items() if not is_size(value)]
@@ -42,21 +44,38 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
         num_shared_experts=shared,
         **groups,
     )
+    return base.sparse(plain, experts, [i >= dense for i in range(layers)])
+
+
+def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     biased, normed = (flag(name, get(name)) for name in ("attention_bias", "use_qk_norm"))
-    own = plain.every(AttentionConfig, qkv_bias=biased, qk_norm=plain.norm if normed else None)
-    return base.sparse(own, experts, [i >= dense for i in range(layers)])
+    return _sparse(get, plain.every(AttentionConfig, qkv_bias=biased, qk_norm=plain.norm if normed else None))
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _sparse_to_hf(config: ModelConfig) -> dict[str, Any]:
     experts = config.experts
     if experts is None:
         return {}
     return {name: getattr(experts, name) for name in _SHARED} | {
         "n_routed_experts": experts.num_experts, "n_shared_experts": experts.num_shared_experts,
         "first_k_dense_replace": base.sparse_layers(config).count(False), "attention_bias": config.near.qkv_bias,
+    }  # fmt: skip
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return _sparse_to_hf(config) | {
         "use_qk_norm": config.near.qk_norm is not None, "partial_rotary_factor": config.rope.share,
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
+
+
+def _read_dots(get: Fields, plain: ModelConfig) -> ModelConfig:
+    own = plain.every(AttentionConfig, **base.attention_bias(get), qk_norm=plain.norm)
+    return _sparse(get, windows_from(get, own, get("sliding_window"), 62))
+
+
+def _write_dots(config: ModelConfig) -> dict[str, Any]:
+    return _sparse_to_hf(config) | {"layer_types": base.layer_types(config), "sliding_window": config.near.window}
 
 
 def tensor_name(name: str) -> str:
@@ -73,4 +92,15 @@ GLM4_MOE = Family(
     },
     _read, _write, rope=functools.partial(base.rope, partial=True), names=tensor_name,
     note="norms of q and k (`use_qk_norm`), biases of q, k and v (`attention_bias`), groups of experts (`n_group`)",
+)  # fmt: skip
+DOTS1 = Family(
+    "dots1", "Dots1ForCausalLM",
+    {
+        "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944, "num_hidden_layers": 62,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048,
+        "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "sliding_window": 4096,
+    },
+    _read_dots, _write_dots, names=tensor_name,
+    note="layers with a window (`layer_types`, `max_window_layers`), biases of attention, groups of experts (`n_group`)",
 )  # fmt: skip

@@ -1,11 +1,13 @@
-"""Granite 3 and dense Granite 4 (huggingface.co/ibm-granite): Llama's layers, with multipliers.
+"""Granite 3, its models with experts, and dense Granite 4 (huggingface.co/ibm-granite): Llama's layers, with multipliers.
 
 Granite 4 also allows state-space layers and experts; only folders without them are read.
 """
 
 import functools
+import re
 from typing import Any
 
+from specjax.models import hf_experts
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import base
@@ -37,6 +39,43 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "logits_scaling": c.head.logits_scaling, "residual_multiplier": c.layers[0].residual_multiplier,
         "attention_bias": c.near.qkv_bias, "mlp_bias": c.dense.bias,
     }  # fmt: skip
+
+
+_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
+
+
+def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
+    """A softmax over the logits of the chosen experts is the chosen part of one over all, divided by its sum."""
+    return base.sparse(_read(get, plain), hf_experts.from_hf(lambda name: get(_SIZES.get(name, name))))
+
+
+def _write_moe(config: ModelConfig) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    kept = {name: value for name, value in _write(config).items() if name != "mlp_bias"}
+    return kept | {
+        "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
+        "intermediate_size": experts.moe_intermediate_size,
+    }  # fmt: skip
+
+
+_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
+
+
+def tensor_name(name: str) -> str:
+    """The name, with its place, of a tensor of experts that has this name in Llama's layout; see `weights.Names`.
+
+    >>> tensor_name("model.layers.3.mlp.experts.5.up_proj.weight")
+    'model.layers.3.block_sparse_moe.input_linear.weight#11:2'
+    """
+    found = _EXPERT.search(name)
+    if found is None:
+        return name.replace(".mlp.gate.", ".block_sparse_moe.router.layer.")
+    expert, moe = int(found[1]), f"{name[: found.start()]}.block_sparse_moe"
+    if found[2] == "down":
+        return f"{moe}.output_linear.weight#{expert}:1"
+    return f"{moe}.input_linear.weight#{2 * expert + (found[2] == 'up')}:2"
 
 
 def _read_4(get: Fields, plain: ModelConfig) -> ModelConfig:
@@ -79,6 +118,14 @@ _JOINED = {
 
 _NOTE = "multipliers of embeddings, scores, branches and logits; biases of attention"
 GRANITE = Family("granite", "GraniteForCausalLM", _USUAL, _read_3, _write, note=f"{_NOTE} and MLP")
+GRANITE_MOE = Family(
+    "granitemoe", "GraniteMoeForCausalLM",
+    _USUAL | {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+    _read_moe, _write_moe, names=tensor_name, note=_NOTE,
+)  # fmt: skip
 GRANITE_4 = Family(
     "granitemoehybrid", "GraniteMoeHybridForCausalLM",
     _USUAL | {"num_local_experts": 8, "shared_intermediate_size": 1024}, _read_4, _write_4,

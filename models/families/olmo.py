@@ -1,12 +1,15 @@
-"""OLMo 2 (arXiv:2501.00656) and OLMo 3: attention and MLP read the stream unnormed, and their outputs are normed."""
+"""OLMo 2 (arXiv:2501.00656) and OLMo 3: attention and MLP read the stream unnormed, and their outputs are normed.
+
+OLMoE (arXiv:2409.02060) has Llama's norms, and experts in place of every MLP. All norm queries and keys over all heads.
+"""
 
 from typing import Any
 
-from specjax.models import gemma_text, hf_rope
+from specjax.models import gemma_text, hf_experts, hf_rope
 from specjax.models.attention import AttentionConfig
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
-from specjax.models.fields import FULL, SLIDING, an_object
+from specjax.models.fields import FULL, SLIDING, an_object, flag, positive
 from specjax.models.layer import LayerConfig
 from specjax.models.model_config import ModelConfig
 from specjax.models.norms import NormConfig
@@ -51,6 +54,35 @@ def _write_3(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
+    named = lambda name: get("intermediate_size" if name == "moe_intermediate_size" else name)
+    experts = hf_experts.from_hf(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
+    clip = None if get("clip_qkv") is None else positive("clip_qkv", get("clip_qkv"))
+    own = plain.every(AttentionConfig, **base.attention_bias(get), qk_wide_norm=plain.norm, clip=clip)
+    return base.sparse(own, experts)
+
+
+def _write_moe(config: ModelConfig) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    names = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
+    return _write(config) | {name: getattr(experts, name) for name in names} | {
+        "intermediate_size": experts.moe_intermediate_size, "clip_qkv": config.near.clip,
+    }  # fmt: skip
+
+
+OLMOE = Family(
+    "olmoe", "OlmoeForCausalLM",
+    {
+        "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64,
+        "num_experts_per_tok": 8,
+    },
+    _read_moe, _write_moe,
+    note="queries, keys and values within a distance of zero (`clip_qkv`), biases of attention, weights that are divided by "
+    "their sum (`norm_topk_prob`)",
+)  # fmt: skip
 OLMO2 = Family(
     "olmo2", "Olmo2ForCausalLM", _USUAL, _read, _write, layout=gemma_text.hf_name, note="biases of attention"
 )

@@ -20,13 +20,19 @@ def params_dtype(params: Any) -> Any:
 
 
 def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
-    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, or all columns without `ids`; no soft cap of
-    its logits.
+    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, or all columns without `ids`; no soft cap and
+    no bias of its logits.
     """
+    params = _without_bias(params)
     width = jax.eval_shape(lambda p: lm.embed(p, jnp.zeros((1, 1), jnp.int32)), params)
     near = 2.0**-10  # a soft cap changes nothing so close to zero
     kernel = lm.unembed(params, near * jnp.eye(width.shape[-1], dtype=width.dtype)[None])[0] / near
     return kernel.astype(width.dtype) if ids is None else kernel[:, ids].astype(width.dtype)
+
+
+def _without_bias(params: Any) -> Any:
+    of_head = lambda path: [getattr(key, "key", None) for key in path[-2:]] == ["head", "bias"]
+    return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if of_head(path) else x, params)
 
 
 def draft_logits(target: LM, params: Any, h: Array) -> Array:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_families import FAMILIES, SIZES
+from support.tiny_families import FAMILIES, SIZES, odd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Reference:
             return self.torch(torch.as_tensor(ids)).logits.float().numpy()
 
 
-def build(name: str, folder: Path) -> Reference:
-    """Norms, biases and scalars are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
+def build(name: str, folder: Path, **drawn: Any) -> Reference:
+    """The model of a family, with the fields `drawn` instead of its own.
+
+    Norms, biases and scalars are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
     import torch
     import transformers
 
     kind, options = FAMILIES[name]
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | options | drawn))
     torch.manual_seed(len(name))
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
@@ -62,3 +64,9 @@ def references(tmp_path_factory):
 def reference(request, references) -> Reference:
     """Every family in turn."""
     return references(request.param)
+
+
+@pytest.fixture
+def oddly(tmp_path):
+    """`oddly(name, seed)`: a model of that family with fields drawn by seed."""
+    return lambda name, seed: build(name, tmp_path / f"{name}-{seed}", **odd(name, seed))

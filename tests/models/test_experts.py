@@ -168,7 +168,7 @@ def test_the_published_size():
     assert round(count / 1e9, 2) == 7.36 and shape.masked == Masked(156895, shift=False)
 
 
-@pytest.mark.parametrize("scoring", ("softmax", "sigmoid"))
+@pytest.mark.parametrize("scoring", ("softmax", "sigmoid", "biased"))
 @pytest.mark.parametrize("normed", (False, True))
 def test_routing_is_that_of_a_loop(scoring, normed):
     """Groups, a bias that only chooses, and weights that are divided by their sum or not, expert by expert in float64."""
@@ -176,7 +176,7 @@ def test_routing_is_that_of_a_loop(scoring, normed):
     given, bias = np.random.default_rng(1).normal(size=(9, 12)), np.random.default_rng(2).normal(size=12)
     weights, chosen = route(jnp.asarray(given, jnp.float32), jnp.asarray(bias, jnp.float32), config)
     for row, own, experts in zip(given, weights, chosen, strict=True):
-        scores = np.exp(row) / np.exp(row).sum() if scoring == "softmax" else 1 / (1 + np.exp(-row))
+        scores = np.exp(row) / np.exp(row).sum() if scoring != "sigmoid" else 1 / (1 + np.exp(-row))
         ranked = scores + bias
         worth = [sum(sorted(ranked[3 * g : 3 * g + 3])[-2:]) for g in range(4)]
         best = sorted(range(4), key=lambda g: -worth[g])[:2]
@@ -184,6 +184,27 @@ def test_routing_is_that_of_a_loop(scoring, normed):
         assert experts.tolist() == want
         scale = 2.5 / (scores[want].sum() if normed else 1)
         np.testing.assert_allclose(own, scale * scores[want], rtol=1e-5)
+
+
+def test_the_two_experts_of_sparsemixer():
+    """By the rule in float64; weights by hand, with a noise of 0.25: 2 and 1.5 are near 2, and 1 is as far as may be."""
+    config = ExpertsConfig(4, 2, 7, "sparsemixer", router_jitter_noise=0.25)
+    by_hand = np.array([[2.0, 1.5, -1.0, 1.0], [-1.0, -2.0, -3.0, -1.5]])
+    weights, chosen = route(jnp.asarray(by_hand, jnp.float32), None, config)
+    assert chosen.tolist() == [[0, 1], [0, 3]]
+    first = 1 / (1 + np.exp(-0.5) + np.exp(-1.0)), 1 / (1 + np.exp(-0.5))
+    second = 1 / (1 + np.exp(-1.0) + np.exp(-0.5)), 1 / (1 + np.exp(-0.5) + np.exp(-1.5))
+    np.testing.assert_allclose(weights, [first, second], rtol=1e-6)
+    given = np.random.default_rng(3).normal(size=(50, 4))
+    weights, chosen = route(jnp.asarray(given, jnp.float32), None, config)
+    for row, own, experts in zip(given, weights, chosen, strict=True):
+        left = list(range(4))
+        for weight, expert in zip(own, experts, strict=True):
+            best = max(left, key=lambda i: row[i])
+            near = [i for i in left if (row[best] - row[i]) / max(abs(row[i]), row[best]) <= 0.5]
+            assert expert == best
+            np.testing.assert_allclose(weight, np.exp(row[best]) / np.exp(row[near]).sum(), rtol=1e-5)
+            left.remove(best)
 
 
 def test_a_routers_bias_is_float32_in_any_type():

@@ -14,13 +14,16 @@ from support import tiny_families
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, hf_config, masked, tensors
-from specjax.models.families import table
+from specjax.models import ModelError, byte_ranges, hf_config, masked, tensors, weights
+from specjax.models.families import base, table
+from specjax.models.published_configs import CONFIGS
 
 safetensors = pytest.importorskip("safetensors.numpy")
-ELSEWHERE = ("llama", "mistral", "qwen", "gemma", "gpt_oss")
+ELSEWHERE = ("llama", "mistral", "gemma", "gpt_oss")
 """What the names of those begin with that have files of their own."""
-FAMILIES = tuple(name for name in tiny_families.FAMILIES if not name.startswith(ELSEWHERE))
+FAMILIES = tuple(
+    name for name in tiny_families.FAMILIES if not name.startswith(ELSEWHERE) and name not in ("qwen2", "qwen3")
+)
 CLASSES = {name: tiny_families.FAMILIES[name][0] for name in FAMILIES if name in table.FAMILIES}
 
 
@@ -52,6 +55,42 @@ def test_every_tensor_counts(references, tmp_path, name):
         models.load(copy)
 
 
+def test_ling_2_is_glm_in_other_tensors(references, tmp_path):
+    """transformers has no Ling 2, but a GLM-4.5 of the same layers: GLM's tensors, joined and renamed, are the same model."""
+    glm = references("glm4_moe").folder
+    config, arrays = json.loads((glm / "config.json").read_text()), safetensors.load_file(glm / "model.safetensors")
+    renamed = {
+        "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
+        "gate.e_score_correction_bias": "gate.expert_bias",
+    }  # fmt: skip
+    made = {}
+    for name, array in arrays.items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        if "self_attn.q_proj" in name:
+            parts = [arrays[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            made[name.replace("self_attn.q_proj", "attention.query_key_value")] = np.concatenate(parts)
+        elif "self_attn" not in name:
+            made[name] = array
+    kept = {name: config[name] for name in (*SIZES, "head_dim", "num_key_value_heads", "moe_intermediate_size")}
+    kept |= {name: config[name] for name in ("n_group", "topk_group", "num_experts_per_tok", "routed_scaling_factor")}
+    own = {
+        "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "num_experts": config["n_routed_experts"],
+        "num_shared_experts": config["n_shared_experts"], "use_qkv_bias": True, "rms_norm_eps": config["rms_norm_eps"],
+        "max_position_embeddings": config["max_position_embeddings"], "norm_topk_prob": True, "rotary_dim": 6,
+    }  # fmt: skip
+    (tmp_path / "ling").mkdir()
+    (tmp_path / "ling" / "config.json").write_text(json.dumps(kept | own))
+    safetensors.save_file(made, tmp_path / "ling" / "model.safetensors")
+    ling, wanted = (models.load(folder, dtype="float32") for folder in (tmp_path / "ling", glm))
+    assert ling.lm == wanted.lm and same(ling.params, wanted.params)
+    models.save(tmp_path / "again", ling.lm, ling.params)
+    assert set(tensors.read_folder(tmp_path / "again")) == set(made)
+    again = models.load(tmp_path / "again", dtype="float32")
+    assert again.lm == ling.lm and again.lm.config.family == "bailing_moe" and same(again.params, ling.params)
+
+
 def test_layers_that_draft_are_left_to_drafters(references, tmp_path):
     """GLM-4.5's file counts them; those of another number are no part of the model."""
     folder = references("glm4_moe").folder
@@ -77,6 +116,39 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MORE: dict[str, dict[str, Any]] = {
+    "phimoe": {
+        "sliding_window": 9,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "rope_scaling": LONG
+        | {"short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 4096, "rope_theta": 1e4},
+    },
+    "ernie4_5_moe": {
+        "moe_layer_start_index": 3,
+        "moe_layer_end_index": 6,
+        "moe_layer_interval": 2,
+        "moe_num_shared_experts": 0,
+        "moe_norm_min": 0.1,
+        "use_bias": True,
+    },
+    "ernie4_5": {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False, "rope_scaling": YARN},
+    "minimax_m2": {"rotary_dim": 64, "rope_scaling": YARN, "num_local_experts": 12, "tie_word_embeddings": True},
+    "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
+    "granitemoe": {
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3,
+        "attention_bias": True,
+        "num_local_experts": 4,
+    },
+    "olmoe": {"clip_qkv": 8.0, "norm_topk_prob": True, "attention_bias": True, "rope_scaling": YARN},
+    "qwen2_moe": {
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 5,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+    },
     "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
     "glm4_moe": {
         "partial_rotary_factor": 0.25,
@@ -94,6 +166,15 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
+    "gpt_neox": {
+        "use_parallel_residual": False,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "hidden_act": "relu",
+        "attention_bias": False,
+        "layer_norm_eps": 1e-3,
+    },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -105,13 +186,29 @@ MORE: dict[str, dict[str, Any]] = {
 """As files of transformers 4 say it."""
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "bailing_moe": {"num_experts": 16},
+    "phimoe": {"num_local_experts": 8},
+    "ernie4_5_moe": {"moe_num_experts": 8},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_key_value_heads": 8},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+}
+"""What a file of theirs must say."""
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_config_says_what_transformers_makes_of_it(kind):
     """Fields that a file leaves out, and what we write."""
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{CLASSES[kind]}Config")
     read = set()
-    for given in (SIZES, SIZES | MORE.get(kind, {})):
+    least = SIZES | NEEDED.get(kind, {})
+    for given in (least, least | MORE.get(kind, {})):
         theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
         ours = hf_config.from_hf({"model_type": kind} | given)
         assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
@@ -164,6 +261,14 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("glm4_moe", {"n_shared_experts": None}, "whole numbers for: n_shared_experts"),
         ("glm4_moe", {"n_group": 3}, "128 experts do not form 3 groups"),
         ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
+        ("minimax_m2", {"rotary_dim": 130}, "rotary_dim must be a number of channels of a head, not 130"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list \[1, 0\] has layers other than attention"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 9}, "leave no layer with experts"),
+        ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval 0 must be numbers of layers"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is not supported; PhimoeForCausalLM has 2"),
+        ("phimoe", {"rope_scaling": LONG}, "short_mscale must be a positive number, not None"),
+        ("bailing_moe", {"norm_head": True}, "norm_head True is not supported; BailingMoeV2ForCausalLM has False"),
+        ("bailing_moe", {"rotary_dim": 8}, "rotary_dim 8 is not supported; BailingMoeV2ForCausalLM has 4"),
         ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
@@ -192,12 +297,6 @@ def test_what_cannot_be_served_is_named(kind, change, said):
         hf_config.from_hf({"model_type": kind} | SIZES | change)
 
 
-NEEDED: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
-}
 SWITCHES = {
     "attn_output_gate": (True, False), "clip_qkv": (8.0, None), "is_causal": (False, True),
     "use_parallel_residual": (True, False), "logit_scale": (0.0625, 1.0),
@@ -207,8 +306,11 @@ SWITCHES = {
 }  # fmt: skip
 """Of fields a value that changes what a model computes, and one that does not."""
 OWN = {
+    "granitemoe": {"attention_multiplier", "logits_scaling"},
+    "olmoe": {"clip_qkv"},
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
-    "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
+    "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
 }  # fmt: skip
 
 
@@ -224,7 +326,7 @@ def test_a_field_that_its_family_does_not_have_must_be_off(kind):
         assert (
             hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
         )
-    if kind != "glm4_moe":  # whose norms the field is for
+    if kind not in ("glm4_moe", "bailing_moe"):  # whose norms the field is for
         normed = bool(plain.near.qk_norm or plain.near.qk_wide_norm)
         assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
         with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
@@ -318,6 +420,35 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
             models.load(tmp_path / "plain", longest=wrong)
 
 
+@pytest.mark.parametrize("share", (1.0, 0.5))
+def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
+    """As files of GLM-4 and ERNIE 4.5 have them; a channel that is not turned stays where it is."""
+    family = dataclasses.replace(table.QWEN2, interleaved=True)
+    config = models.llama_config(8, 16, 4, 2, 4, 2, 8, rope_theta=10.0).every(models.RopeConfig, share=share)
+    config = config.every(models.AttentionConfig, qkv_bias=True)
+    config = base.mixers(config, lambda i: {} if i else {"rope": None})
+    lm = models.LlamaLM(config)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), lm.abstract())
+    own = params["layers"][1]["attention"]
+    own["k"]["bias"] = np.arange(16, dtype=np.float32)
+    weights.write(tmp_path / "model.safetensors", params, None, family.names_of(config), family.layout)
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    head = {1.0: [0, 4, 1, 5, 2, 6, 3, 7], 0.5: [0, 2, 1, 3, 4, 5, 6, 7]}[share]  # of ours, by the file's rows
+    order = np.concatenate([np.add(head, first) for first in range(0, 32, 8)])
+    layer = {i: {name: stored[f"model.layers.{i}.self_attn.{name}_proj.weight"].T for name in "qkv"} for i in (0, 1)}
+    for i, name in ((0, "q"), (0, "k"), (1, "v")):
+        np.testing.assert_array_equal(layer[i][name], params["layers"][i]["attention"][name]["kernel"])
+    np.testing.assert_array_equal(layer[1]["q"], own["q"]["kernel"][:, order])
+    np.testing.assert_array_equal(layer[1]["k"], own["k"]["kernel"][:, order[:16]])
+    np.testing.assert_array_equal(stored["model.layers.1.self_attn.k_proj.bias"], order[:16])
+    sources = weights.match(tensors.read_folder(tmp_path), lm.abstract(), False, family.names_of(config), family.layout)
+    assert same(byte_ranges.read(sources, np.float32), params)
+    part, box = np.empty((5, 7), np.float32), ((3, 8), (6, 13))  # no whole head
+    sources["layers"][1]["attention"]["q"]["kernel"].fill([(box, part)])
+    np.testing.assert_array_equal(part, own["q"]["kernel"][3:8, 6:13])
+
+
 PUBLISHED = {
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
@@ -343,6 +474,18 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
+    **{name: (billions, CONFIGS[name]) for name, billions in (
+        ("EleutherAI/pythia-6.9b", 6.86),
+        ("Qwen/Qwen1.5-MoE-A2.7B", 14.3),
+        ("allenai/OLMoE-1B-7B-0924", 6.92),
+        ("ibm-granite/granite-3.1-3b-a800m-instruct", 3.3),
+        ("rednote-hilab/dots.llm1.inst", 142),
+        ("MiniMaxAI/MiniMax-M2", 228.7),
+        ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
+        ("inclusionAI/Ling-mini-2.0", 16.26),
+        ("microsoft/Phi-3.5-MoE-instruct", 41.9),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
+    )},
 }  # fmt: skip
 
 

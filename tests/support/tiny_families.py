@@ -1,5 +1,7 @@
 """Tiny models of every family, as the configs of transformers that they are made from. A line per family."""
 
+import dataclasses
+import random
 from typing import Any
 
 SIZES = {
@@ -134,6 +136,84 @@ PHI3 = {
         "attention_factor": 1.2,
     },
 }
+QWEN2_MOE = {
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "mlp_only_layers": [0],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "use_sliding_window": True,
+    "sliding_window": 6,
+}
+OLMOE = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "attention_bias": True,
+    "clip_qkv": 0.9,  # of normed queries and keys many are beyond
+    "pad_token_id": None,
+}
+DOTS1 = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "sliding_window": 6,
+    "max_window_layers": 2,
+}
+MINIMAX_M2 = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "rotary_dim": 6,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+}
+ERNIE_MOE = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 4,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_intermediate_size": 20,
+    "moe_num_shared_experts": 2,
+    "moe_layer_interval": 2,
+    "moe_norm_min": 0.5,  # large, so that it matters
+    "use_bias": True,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+PHIMOE = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "router_jitter_noise": 0.2,  # large, so that several experts are near
+    "sliding_window": 8,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.1, 1.3, 1.9, 2.5, 4.0, 5.5, 7.0, 9.0],
+        "long_factor": [2.0] * 8,
+        "short_mscale": 1.2,
+        "long_mscale": 1.4,
+        "original_max_position_embeddings": 256,  # transformers takes the short factors for texts of any length
+    },
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -158,12 +238,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
     "mixtral": (
         "Mixtral",
         {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
+    "dots1": ("Dots1", DOTS1),
+    "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
+    "ernie4_5": ("Ernie4_5", {"num_key_value_heads": 2, "head_dim": 24, "use_bias": True, "pad_token_id": None}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "olmoe": ("Olmoe", OLMOE),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     "olmo3": ("Olmo3", OLMO3),
     "smollm3": (
@@ -171,9 +257,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "pad_token_id": None},
     ),
     "granite": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        GRANITE | {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3, "attention_bias": True},
+    ),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
+    "phimoe": ("Phimoe", PHIMOE),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
+    "gpt_neox": (
+        "GPTNeoX",
+        {"vocab_size": 131, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -185,3 +280,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+
+_ODD: dict[str, tuple[Any, ...]] = {
+    "head_dim": (12, 20, 28),
+    "num_key_value_heads": (1, 2, 4),
+    "rms_norm_eps": (1e-6, 1e-2),
+    "sliding_window": (3, 5),
+    "eos_token_id": ([2, 7], 5),
+} | dict.fromkeys(
+    (
+        "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qk_norm",
+        "norm_topk_prob", "lm_head_bias",
+    ),
+    (False, True),
+)  # fmt: skip
+"""Fields that many families have, and values that are not the usual ones."""
+
+
+def odd(name: str, seed: int) -> dict[str, Any]:
+    """Fields of a family's config drawn by seed: those that it has, and that its line does not leave out by None."""
+    import transformers
+
+    kind, options = FAMILIES[name]
+    config = getattr(transformers, f"{kind}Config")
+    usual = {field.name: field.default for field in dataclasses.fields(config)} | options
+    drawn = {field for field in _ODD if usual.get(field) is not None or field in ("head_dim", "eos_token_id")} & {
+        *usual
+    }
+    rng = random.Random(f"{name} {seed}")
+    return {field: rng.choice(values) for field, values in _ODD.items() if field in drawn}

@@ -21,6 +21,16 @@ _QWEN_MOE = _QWEN | {
     "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
+_MISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vocab_size": 131072, "head_dim": 128,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e9,
+    "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN_VL = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vocab_size": 152064,
+    "num_key_value_heads": 4, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -35,6 +45,10 @@ _LLADA2 = {
     "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
     "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
+}  # fmt: skip
+_GEMMA = {
+    "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "vocab_size": 256000, "head_dim": 256, "hidden_act": "gelu",
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 }  # fmt: skip
 _GEMMA2 = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
@@ -71,6 +85,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _sized(_QWEN_VL, 3584, 18944, 28, 28),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _sized(_MISTRAL, 5120, 32768, 40, 32),
+    "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},

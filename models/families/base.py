@@ -80,6 +80,33 @@ class Family:
     note: str = ""
 
 
+_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_NOT_TEXT = (
+    "vision_tower.",
+    "visual.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+)
+
+
+def text_part(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of a folder's text model, under the names of a text-only model; those that read images or sound are left
+    out."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.removeprefix("model.").startswith(_NOT_TEXT):
+            continue
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        found[_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    return found
+
+
 def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:
     """With the window in the layers that `layer_types` says.
 

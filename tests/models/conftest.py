@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_families import FAMILIES, SIZES
+from support.tiny_families import FAMILIES, SIZES, WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,18 @@ def build(name: str, folder: Path) -> Reference:
     import torch
     import transformers
 
-    kind, options = FAMILIES[name]
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
+    kind, options = FAMILIES[name] if name in FAMILIES else WHOLE[name]
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | options if name in FAMILIES else options))
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
+    head = "ForCausalLM" if name in FAMILIES else "ForConditionalGeneration"
+    model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).eval()
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
-        () if kind in ("Gemma2", "Gemma3Text") else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
+        ()
+        if kind in ("Gemma", "Gemma2", "Gemma3Text")
+        else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
     )
-    with torch.no_grad():  # Gemma 2's and 3's norms are around 0: they scale by 1 more
+    with torch.no_grad():  # norms of Gemma 1 to 3 are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in stored:
                 parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)

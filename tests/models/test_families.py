@@ -251,6 +251,38 @@ def test_what_a_field_says_may_be_so_in_any_case():
         hf_config.from_hf(config | {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.1}})
 
 
+WHOLE = {
+    "mistral": ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}, "mistral", {}),
+    "qwen2": (
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"},
+        "qwen2_5_vl_text",
+        {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+    ),
+    "qwen3": (
+        {"model_type": "qwen3_vl"},
+        "qwen3_vl_text",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_the_text_of_a_model_that_reads_images_is_its_familys(kind):
+    """Its fields lie beside the others or apart; transformers ties by the outer switch, and files of older versions by the
+    inner one."""
+    outer, inner, rope = WHOLE[kind]
+    sizes = SIZES | {"num_key_value_heads": 2, "rope_theta": 1e6}
+    plain = hf_config.from_hf({"model_type": kind} | sizes)
+    tied = hf_config.from_hf({"model_type": kind, "tie_word_embeddings": True} | sizes)
+    text, told = {"model_type": inner} | sizes | rope, lambda tied: {"tie_word_embeddings": tied}
+    assert plain == hf_config.from_hf(sizes | rope | outer | {"vision_config": {"hidden_size": 8}})
+    assert plain == hf_config.from_hf(outer | {"text_config": text}) != tied
+    assert plain == hf_config.from_hf(outer | told(False) | {"text_config": text | told(False)})
+    for outside, inside in ((True, False), (False, True), (True, True)):
+        assert tied == hf_config.from_hf(outer | told(outside) | {"text_config": text | told(inside)})
+    assert hf_config.to_hf(plain)["model_type"] == kind
+
+
 @pytest.mark.parametrize("named", ({"architectures": ["Qwen3NextForCausalLM"]}, {"model_type": "qwen3_next"}))
 def test_an_architecture_that_is_not_read_has_its_reason(named):
     with pytest.raises(

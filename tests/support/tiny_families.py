@@ -134,6 +134,46 @@ PHI3 = {
         "attention_factor": 1.2,
     },
 }
+SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
+QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": (
+        "Mistral3",
+        {
+            "text_config": SIZES
+            | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 7},
+            "vision_config": SEES
+            | {"model_type": "pixtral", "num_attention_heads": 2, "head_dim": 16, "image_size": 28},
+            "tie_word_embeddings": True,  # of which the text's part says the opposite
+        },
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {
+            "text_config": SIZES
+            | {
+                "num_key_value_heads": 2,
+                "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+                "rope_theta": 500.0,
+            },
+            "vision_config": QWEN_SEES | {"fullatt_block_indexes": [0]},
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "text_config": SIZES
+            | {
+                "num_key_value_heads": 2,
+                "head_dim": 24,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 500.0},
+            },
+            "vision_config": QWEN_SEES | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Models that also read images, with all that their configs say; the text's part is of one of the families."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -174,6 +214,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

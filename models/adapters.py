@@ -130,7 +130,8 @@ def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
         else:
             first, rows = a.array(), b.array()
             ends = list(itertools.accumulate(part.shape[0] for part in parts))
-            changes += [(part, first, rows[end - part.shape[0] : end]) for part, end in zip(parts, ends, strict=True)]
+            cut = lambda part, end, rows=rows: part.ours(rows[end - part.shape[0] : end])
+            changes += [(part, first, cut(part, end)) for part, end in zip(parts, ends, strict=True)]
     if problems:
         raise ModelError(f"{adapter.folder}: the adapter does not fit the model: {listed(problems)}")
     arrays = [leaf for _, leaf in leaves]

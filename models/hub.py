@@ -282,7 +282,7 @@ def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weight
     if kind is not None:
         return masked_config.NAMES.get(kind, str), weights.hf_name
     family = hf_config.family_of(raw)
-    return family.names, family.layout
+    return family.naming(lm.config), family.layout
 
 
 def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:

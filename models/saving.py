@@ -135,7 +135,7 @@ def _described(lm, diffusion):
     if diffusion is None:
         config = hf_config.to_hf(lm.config)
         family = hf_config.family_of(config)
-        return config, {}, family.names, family.layout
+        return config, {}, family.naming(lm.config), family.layout
     config = masked_config.to_hf(lm.config, diffusion)
     lines = {"unmask": diffusion.unmask, "cache": diffusion.cache}
     usual = {name: line for name, line in lines.items() if line}

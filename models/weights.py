@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.models.byte_ranges import Source, Stack, stored_shape
+from specjax.models.byte_ranges import Box, Source, Stack, fill, stored_shape
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
@@ -80,11 +80,58 @@ def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
 
 Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
-second, ... part of a tensor whose rows several parameters share."""
+second, ... part of a tensor whose rows several parameters share. One that ends in `%64/128` has heads of 128 rows, of
+which the first 64 are turned in neighbouring pairs; see `Pairs`."""
+_MARKS = re.compile(r"(?P<name>[^#%]+)(#(?P<place>\d+))?(%(?P<turned>\d+)/(?P<width>\d+))?")
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
 """Maps a parameter's path to its tensor's name, and says whether its matrices are stored transposed. A name with `{}`
 stands for one tensor per index of the parameter's first axis (experts). See `hf_name`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The rows of queries or keys in a file whose rope turns neighbours together; ours turns two halves of a head.
+
+    Attributes:
+      turned: how many rows of a head, from the first, are turned.
+      width: all rows of a head.
+    """
+
+    turned: int
+    width: int
+
+    @property
+    def _order(self) -> list[int]:
+        """The file's row of each of our rows."""
+        return [*range(0, self.turned, 2), *range(1, self.turned, 2), *range(self.turned, self.width)]
+
+    def halved(self, rows: np.ndarray) -> np.ndarray:
+        """Our rows of whole heads, from the file's.
+
+        >>> Pairs(4, 6).halved(np.arange(12)).tolist()
+        [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+        """
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, self._order].reshape(rows.shape)
+
+    def joined(self, rows: np.ndarray) -> np.ndarray:
+        """The file's rows of whole heads, from ours."""
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, np.argsort(self._order)].reshape(rows.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A stored tensor with its rows as ours. They are read head by head, and codes of few bits are made plain."""
+
+        def read(wanted: list[tuple[Box, np.ndarray]]) -> None:
+            for ((start, stop), *rest), own in wanted:
+                for first in range(start // self.width * self.width, stop, self.width):
+                    head = np.empty((self.width, *own.shape[1:]), own.dtype)
+                    fill(tensor, [(((first, first + self.width), *rest), head)])
+                    inside = max(start, first), min(stop, first + self.width)
+                    own[inside[0] - start : inside[1] - start] = self.halved(head)[
+                        inside[0] - first : inside[1] - first
+                    ]
+
+        return dataclasses.replace(tensor, read=read, packed=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +143,18 @@ class Part:
       index: an index of its first axis, or None for the whole parameter.
       shape: the shape in the file.
       transposed: see `Layout`.
+      pairs: of its rows; None: they are as ours.
     """
 
     leaf: int
     index: int | None
     shape: tuple[int, ...]
     transposed: bool
+    pairs: Pairs | None = None
+
+    def ours(self, rows: np.ndarray) -> np.ndarray:
+        """Its rows in the order of the parameter, from those of the file."""
+        return rows if self.pairs is None else self.pairs.halved(rows)
 
 
 def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
@@ -112,8 +165,10 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
         several = "{}" in name
         shape = stored_shape(leaf.shape[1:] if several else leaf.shape, transposed)
         for index in range(leaf.shape[0]) if several else (None,):
-            whole, _, place = names(name.format(index)).partition("#")
-            found.setdefault(whole, {})[int(place or 0)] = Part(i, index, shape, transposed)
+            marks = _MARKS.fullmatch(names(name.format(index)))
+            assert marks is not None, f"{name} has other marks"
+            pairs = Pairs(int(marks["turned"]), int(marks["width"])) if marks["width"] else None
+            found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = Part(i, index, shape, transposed, pairs)
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
 
@@ -163,6 +218,7 @@ def match(
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
             for part, own in zip(parts, _cut(tensors[name], parts), strict=True):
+                own = own if part.pairs is None else part.pairs.of(own)
                 sources[part.leaf].append(Source(own, part.transposed, leaves[part.leaf][1].dtype))
     twice = names("lm_head.weight") if tied else None
     spare = [name for name in tensors if name not in stored and name != twice and not _HARMLESS.search(name)]
@@ -192,6 +248,7 @@ def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
     """A part of a tensor as the file stores it; a packed matrix is unpacked."""
     array = np.asarray(plain(leaf if part.index is None else jax.tree.map(lambda x: x[part.index], leaf)))
     array = array.swapaxes(-1, -2) if part.transposed else array
+    array = array if part.pairs is None else part.pairs.joined(array)
     return np.array(array, leaf.dtype if dtype is None else dtype, order="C")
 
 

@@ -1,6 +1,8 @@
 """The description of a model family, and the parts that several of them read and write alike."""
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +63,7 @@ class Family:
       others: other names that models of these layers and tensors have, whatever else they hold.
       rope: the rope of all layers, from a file's fields; None where `read` gives each kind of layer its own.
       names: of its tensors, from those in Llama's layout.
+      interleaved: whether its ropes turn neighbouring channels; see `naming`.
       layout: of its parameters; see `specjax.models.weights.Layout`.
       text: from a folder's tensors to those that are the model's.
       note: what a file may say besides, for readers.
@@ -75,9 +78,29 @@ class Family:
     others: tuple[str, ...] = ()
     rope: Callable[[Fields], RopeConfig] | None = rope
     names: weights.Names = str
+    interleaved: bool = False
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
     note: str = ""
+
+    def naming(self, config: ModelConfig) -> weights.Names:
+        """`names`, with the marks of the rows of queries and keys that its ropes turn in neighbouring pairs.
+
+        Those rows, and their biases and norms, are put into halves as they are read, and back as they are written. Scores
+        are sums over a head's channels, so they stay the same.
+        """
+        return functools.partial(_paired, names=self.names, config=config) if self.interleaved else self.names
+
+
+_TURNED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[qk]_(proj|norm)\.")
+
+
+def _paired(name: str, names: weights.Names, config: ModelConfig) -> str:
+    """See `Family.naming`."""
+    found = _TURNED.match(name)
+    attention = None if found is None else config.attention(int(found[1]))
+    turned = 0 if attention is None else attention.rotary_dim
+    return f"{names(name)}%{turned}/{attention.head_dim}" if attention is not None and turned else names(name)
 
 
 _PREFIXES = {

@@ -14,8 +14,8 @@ from support import tiny_families
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, hf_config, masked, tensors
-from specjax.models.families import table
+from specjax.models import ModelError, byte_ranges, hf_config, masked, tensors, weights
+from specjax.models.families import base, table
 
 safetensors = pytest.importorskip("safetensors.numpy")
 ELSEWHERE = ("llama", "mistral", "qwen", "gemma", "gpt_oss")
@@ -348,6 +348,35 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     for wrong in (65, 0, "16"):
         with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
             models.load(tmp_path / "plain", longest=wrong)
+
+
+@pytest.mark.parametrize("share", (1.0, 0.5))
+def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
+    """As files of GLM-4 and ERNIE 4.5 have them; a channel that is not turned stays where it is."""
+    family = dataclasses.replace(table.QWEN2, interleaved=True)
+    config = models.llama_config(8, 16, 4, 2, 4, 2, 8, rope_theta=10.0).every(models.RopeConfig, share=share)
+    config = config.every(models.AttentionConfig, qkv_bias=True)
+    config = base.mixers(config, lambda i: {} if i else {"rope": None})
+    lm = models.LlamaLM(config)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), lm.abstract())
+    own = params["layers"][1]["attention"]
+    own["k"]["bias"] = np.arange(16, dtype=np.float32)
+    weights.write(tmp_path / "model.safetensors", params, None, family.naming(config), family.layout)
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    head = {1.0: [0, 4, 1, 5, 2, 6, 3, 7], 0.5: [0, 2, 1, 3, 4, 5, 6, 7]}[share]  # of ours, by the file's rows
+    order = np.concatenate([np.add(head, first) for first in range(0, 32, 8)])
+    layer = {i: {name: stored[f"model.layers.{i}.self_attn.{name}_proj.weight"].T for name in "qkv"} for i in (0, 1)}
+    for i, name in ((0, "q"), (0, "k"), (1, "v")):
+        np.testing.assert_array_equal(layer[i][name], params["layers"][i]["attention"][name]["kernel"])
+    np.testing.assert_array_equal(layer[1]["q"], own["q"]["kernel"][:, order])
+    np.testing.assert_array_equal(layer[1]["k"], own["k"]["kernel"][:, order[:16]])
+    np.testing.assert_array_equal(stored["model.layers.1.self_attn.k_proj.bias"], order[:16])
+    sources = weights.match(tensors.read_folder(tmp_path), lm.abstract(), False, family.naming(config), family.layout)
+    assert same(byte_ranges.read(sources, np.float32), params)
+    part, box = np.empty((5, 7), np.float32), ((3, 8), (6, 13))  # no whole head
+    sources["layers"][1]["attention"]["q"]["kernel"].fill([(box, part)])
+    np.testing.assert_array_equal(part, own["q"]["kernel"][3:8, 6:13])
 
 
 PUBLISHED = {

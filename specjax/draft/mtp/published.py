@@ -122,12 +122,12 @@ def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     family = hf_config.family_of(hf_config.to_hf(target.lm.config))
     found: list[list[np.ndarray]] = [[] for _ in leaves]
-    for name, parts in weights.stored_parts(leaves, family.names, family.layout).items():
+    for name, parts in weights.stored_parts(leaves, family.naming(own), family.layout).items():
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rows = reader.take(at + name.removeprefix("model.layers.0"), shape)
         ends = itertools.accumulate(part.shape[0] for part in parts)
         for part, end in zip(parts, ends, strict=True):
-            array = rows[end - part.shape[0] : end]
+            array = part.ours(rows[end - part.shape[0] : end])
             found[part.leaf].append(array.T if part.transposed else array)
     whole = [np.stack(own) if leaf.ndim > own[0].ndim else own[0] for own, (_, leaf) in zip(found, leaves, strict=True)]
     return jax.tree.unflatten(tree, whole)["layers"][0]

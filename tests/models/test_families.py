@@ -94,6 +94,7 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
+    "arcee": {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True, "rope_scaling": YARN, "tie_word_embeddings": True},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -184,6 +185,7 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
+        ("arcee", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; ArceeForCausalLM has 'relu2'"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )

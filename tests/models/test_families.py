@@ -14,7 +14,7 @@ from support import tiny_families
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, byte_ranges, hf_config, masked, tensors, weights
+from specjax.models import ModelError, byte_ranges, hf_config, masked, published_configs, tensors, weights
 from specjax.models.families import base, table
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -94,7 +94,14 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
-    "arcee": {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True, "rope_scaling": YARN, "tie_word_embeddings": True},
+    "arcee": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "mlp_bias": True,
+        "rope_scaling": YARN,
+        "tie_word_embeddings": True,
+    },
+    "exaone4": {"sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 16, "rope_scaling": YARN},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -112,7 +119,8 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{CLASSES[kind]}Config")
     read = set()
-    for given in (SIZES, SIZES | MORE.get(kind, {})):
+    least = SIZES | NEEDED.get(kind, {})
+    for given in (least, least | MORE.get(kind, {})):
         theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
         ours = hf_config.from_hf({"model_type": kind} | given)
         assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
@@ -124,6 +132,17 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
         assert written["model_type"] == kind
         read.add(ours)
     assert len(read) == 1 + (kind in MORE)
+
+
+def test_positions_of_exaone():
+    """Without a window all layers have them; where the file has one, those that have it."""
+    read = lambda **more: hf_config.from_hf({"model_type": "exaone4", "num_key_value_heads": 8} | SIZES | more)
+    turns = lambda config: [one.rope is not None for one in config.attentions]
+    assert turns(read(sliding_window=None)) == [True] * 8
+    assert turns(read()) == [True, True, True, False] * 2
+    none = read(layer_types=["full_attention"] * 8)
+    assert turns(none) == [False] * 8
+    assert hf_config.from_hf(hf_config.to_hf(none)) == none
 
 
 def test_old_names_of_phi_3s_rope():
@@ -186,6 +205,11 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
         ("arcee", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; ArceeForCausalLM has 'relu2'"),
+        (
+            "exaone4",
+            {"num_key_value_heads": 8, "sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern must be a number of",
+        ),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -198,6 +222,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "exaone4": {"num_key_value_heads": 4},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
 SWITCHES = {
@@ -382,6 +407,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 
 
 PUBLISHED = {
+    "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -215,6 +215,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", PHI3),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "arcee": ("Arcee", {"num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "exaone4": (
+        "Exaone4",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "sliding_window": 7,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "rope_parameters": LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (

@@ -35,7 +35,8 @@ class AttentionConfig(MixerConfig):
       window: how many tokens a query sees, counting back from and including itself; None: all.
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
-      qk_norm: the norm of each head of queries and keys, before the rope.
+      qk_norm: the norm of each head of queries and keys.
+      norm_first: whether that norm is before the rope, and not after it (Hunyuan).
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
@@ -55,6 +56,7 @@ class AttentionConfig(MixerConfig):
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormConfig | None = None
+    norm_first: bool = True
     qk_wide_norm: NormConfig | None = None
     scale: float | None = None
     soft_cap: float | None = None
@@ -132,8 +134,10 @@ class Attention(Mixer):
         c = self.config
         x = x if c.qk_wide_norm is None else getattr(self, f"{which}_wide_norm")(x)
         x = by_heads(x, c.head_dim)
-        x = x if c.qk_norm is None else getattr(self, f"{which}_norm")(x)
-        return x if rope is None else rotate(x, *rope)
+        norm = (lambda x: x) if c.qk_norm is None else getattr(self, f"{which}_norm")
+        x = norm(x) if c.norm_first else x
+        x = x if rope is None else rotate(x, *rope)
+        return x if c.norm_first else norm(x)
 
     def keys(self, x, rope):
         """`[B, T, K, H]`, rotated."""

@@ -19,6 +19,7 @@ from specjax.models.families.phi3 import PHI3 as PHI3
 from specjax.models.families.seed_oss import SEED_OSS as SEED_OSS
 from specjax.models.families.arcee import ARCEE as ARCEE
 from specjax.models.families.exaone import EXAONE_4 as EXAONE_4
+from specjax.models.families.hunyuan import HUNYUAN as HUNYUAN
 from specjax.models.families.gemma import GEMMA as GEMMA
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3

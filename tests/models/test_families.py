@@ -76,6 +76,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
     "glm4_moe": {
@@ -102,6 +103,7 @@ MORE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "exaone4": {"sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 16, "rope_scaling": YARN},
+    "hunyuan_v1_dense": {"rope_scaling": ALPHA, "head_dim": 16, "attention_bias": True, "num_experts": 1},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -210,6 +212,7 @@ def test_a_model_is_written_as_the_family_that_was_read():
             {"num_key_value_heads": 8, "sliding_window_pattern": "LLLG"},
             "sliding_window_pattern must be a number of",
         ),
+        ("hunyuan_v1_dense", {"rope_scaling": ALPHA | {"alpha": -1}}, "alpha must be a positive number, not -1"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -407,6 +410,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 
 
 PUBLISHED = {
+    "tencent/Hunyuan-7B-Instruct": (7.5, published_configs.CONFIGS["tencent/Hunyuan-7B-Instruct"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

@@ -227,6 +227,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "attention_bias": True,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
+        },
+    ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (

@@ -316,7 +316,7 @@ def _attention(config: ModelConfig) -> str:
 
 
 def _mlp(config: ModelConfig) -> str:
-    acts = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "relu2": "square of ReLU"}
+    acts = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "relu2": "square of ReLU", "xielu": "xIELU"}
     gate = acts[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
     if config.experts is None:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"

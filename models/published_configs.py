@@ -41,6 +41,11 @@ _HUNYUAN = {
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
     "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "tie_word_embeddings": True,
 }  # fmt: skip
+_APERTUS = {
+    "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "vocab_size": 131072, "num_key_value_heads": 8,
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0, "hidden_act": "xielu",
+    "rope_scaling": _LLAMA["rope_scaling"], "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -99,6 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _sized(_MISTRAL, 5120, 32768, 40, 32),
     "LGAI-EXAONE/EXAONE-4.0-32B": _sized(_EXAONE, 5120, 27392, 64, 40),
     "tencent/Hunyuan-7B-Instruct": _sized(_HUNYUAN, 4096, 14336, 32, 32),
+    "swiss-ai/Apertus-8B-2509": _sized(_APERTUS, 4096, 21504, 32, 32),
     "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),

@@ -9,7 +9,7 @@ from typing import Any
 from specjax.models import hf_rope, weights
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
-from specjax.models.fields import FULL, SLIDING, flag, is_size, layer_kinds, shown
+from specjax.models.fields import FULL, SLIDING, an_object, flag, is_size, layer_kinds, shown
 from specjax.models.layer import LayerConfig
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
@@ -172,10 +172,27 @@ def ropes_by_kind(config: ModelConfig) -> dict[str, RopeConfig]:
     return {SLIDING: config.near.rope or RopeConfig(), FULL: far.rope or RopeConfig()}
 
 
+def rope_fields(get: Fields, usual: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a file says of its rope, or the usual of a family where it describes none: `rope_theta` beside it does not
+    count, as in transformers."""
+    name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
+    return an_object(name, get(name)) or usual or {}
+
+
+def with_rope(get: Fields, said: dict[str, Any]) -> Fields:
+    """The fields of a file that says this of its rope."""
+    own = {"rope_scaling": None, "rope_parameters": said}
+    return lambda name: own[name] if name in own else get(name)
+
+
+def said(rope: RopeConfig) -> dict[str, Any]:
+    """What `rope_parameters` says of one rope."""
+    return {"rope_theta": rope.theta} | (hf_rope.to_hf(rope.scaling) or {"rope_type": "default"})
+
+
 def rope_parameters(ropes: Mapping[str, RopeConfig]) -> dict[str, Any]:
     """What `rope_parameters` says of ropes by the kind of layer."""
-    said = lambda rope: hf_rope.to_hf(rope.scaling) or {"rope_type": "default"}
-    return {kind: {"rope_theta": rope.theta} | said(rope) for kind, rope in ropes.items()}
+    return {kind: said(rope) for kind, rope in ropes.items()}
 
 
 def attention_bias(get: Fields) -> dict[str, Any]:

@@ -1,26 +1,24 @@
-"""Hunyuan dense (huggingface.co/tencent): Llama's layers, whose heads of queries and keys are normalised after the rope. A fixed
-factor stretches the rope's base."""
+"""Hunyuan dense (huggingface.co/tencent): Llama's layers, whose heads of queries and keys are normalised after the rope.
+A fixed factor stretches the rope's base."""
 
 from typing import Any
 
 from specjax.models.attention import AttentionConfig
 from specjax.models.families import base
 from specjax.models.families.base import SILU, Family, Fields
-from specjax.models.fields import an_object, positive
+from specjax.models.fields import positive
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 
 
 def _rope(get: Fields) -> RopeConfig:
     """A rope of type `dynamic` with an `alpha` does not depend on the text. Its base is `theta * alpha ** (H / (H - 2))`."""
-    name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
-    rope = an_object(name, get(name))
-    if "dynamic" not in (rope.get("rope_type"), rope.get("type")) or not rope.get("alpha"):
+    said = base.rope_fields(get)
+    if "dynamic" not in (said.get("rope_type"), said.get("type")) or not said.get("alpha"):
         return base.rope(get)
-    plain = {"rope_theta": rope.get("rope_theta") or get("rope_theta")}
-    found = base.rope(lambda field: {"rope_scaling": None, "rope_parameters": plain}.get(field, get(field)))
+    found = base.rope(base.with_rope(get, {"rope_theta": said.get("rope_theta")}))
     width = get("head_dim") or get("hidden_size") // get("num_attention_heads")
-    return RopeConfig(found.theta * positive("alpha", rope["alpha"]) ** (width / (width - 2)))
+    return RopeConfig(found.theta * positive("alpha", said["alpha"]) ** (width / (width - 2)))
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:

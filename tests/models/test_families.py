@@ -14,7 +14,7 @@ from support import tiny_families
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, byte_ranges, hf_config, masked, published_configs, tensors, weights
+from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, published_configs, tensors, weights
 from specjax.models.families import base, table
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -95,6 +95,11 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
+    "apertus": {
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    },
     "arcee": {
         "num_key_value_heads": 2,
         "head_dim": 16,
@@ -134,6 +139,13 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
         assert written["model_type"] == kind
         read.add(ours)
     assert len(read) == 1 + (kind in MORE)
+
+
+def test_xielu_by_hand():
+    act = mlp.XIELU(np.float32)
+    act.alpha_p[...], act.alpha_n[...] = np.float32([0.3]), np.float32([-0.2])
+    got = act(np.float32([-2, -0.5, 0.5, 2]))
+    np.testing.assert_allclose(got, [0.246756, -0.133015, 0.463589, 4.417421], atol=2e-6)
 
 
 def test_positions_of_exaone():
@@ -411,6 +423,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 
 PUBLISHED = {
     "tencent/Hunyuan-7B-Instruct": (7.5, published_configs.CONFIGS["tencent/Hunyuan-7B-Instruct"]),
+    "swiss-ai/Apertus-8B-2509": (8.05, published_configs.CONFIGS["swiss-ai/Apertus-8B-2509"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

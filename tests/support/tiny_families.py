@@ -214,6 +214,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
+    "apertus": (
+        "Apertus",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "pad_token_id": None,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
     "arcee": ("Arcee", {"num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "mlp_bias": True}),
     "exaone4": (
         "Exaone4",

@@ -305,6 +305,7 @@ def _attention(config: ModelConfig) -> str:
         "a scale of its own": own.scale is not None,
         f"scores within {own.soft_cap}": own.soft_cap is not None,
         "biases": own.o_bias,
+        "queries grow with positions": own.query_scale is not None,
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
         "no positions": still == len(ropes),

@@ -18,7 +18,7 @@ from specjax.models.kv_bits import parts, read, stored
 from specjax.models.linear import Linear, by_heads
 from specjax.models.mixers import Mixer, MixerConfig
 from specjax.models.norms import NormConfig, rms_norm
-from specjax.models.ropes import RopeConfig, rope_tables, rotate
+from specjax.models.ropes import QueryScale, RopeConfig, rope_tables, rotate
 
 Array = jax.Array
 
@@ -38,6 +38,7 @@ class AttentionConfig(MixerConfig):
       qk_norm: the norm of each head of queries and keys.
       norm_first: whether that norm is before the rope, and not after it (Hunyuan).
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
+      query_scale: the factor of queries by their positions; None: 1.
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
       sinks: whether every head has a learned score without a value that takes part in its softmaxes.
@@ -58,6 +59,7 @@ class AttentionConfig(MixerConfig):
     qk_norm: NormConfig | None = None
     norm_first: bool = True
     qk_wide_norm: NormConfig | None = None
+    query_scale: QueryScale | None = None
     scale: float | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -151,6 +153,8 @@ class Attention(Mixer):
         c = self.config
         batch, length, _ = x.shape
         q = self._placed(self.q(x), "q", rope)
+        if c.query_scale is not None:
+            q = q * c.query_scale.at(block.positions)[:, :, None, None].astype(q.dtype)
         k, v = self._own(x, rope, cache) if shared is None else shared[:2]
         keys, values = read(k, q.dtype), read(v, q.dtype)
         if past is not None:

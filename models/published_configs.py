@@ -46,6 +46,18 @@ _APERTUS = {
     "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0, "hidden_act": "xielu",
     "rope_scaling": _LLAMA["rope_scaling"], "tie_word_embeddings": False,
 }  # fmt: skip
+_MINISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+    "text_config": {
+        "model_type": "ministral3", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -105,6 +117,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "LGAI-EXAONE/EXAONE-4.0-32B": _sized(_EXAONE, 5120, 27392, 64, 40),
     "tencent/Hunyuan-7B-Instruct": _sized(_HUNYUAN, 4096, 14336, 32, 32),
     "swiss-ai/Apertus-8B-2509": _sized(_APERTUS, 4096, 21504, 32, 32),
+    "mistralai/Ministral-3-8B-Instruct-2512": _MINISTRAL,
     "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),

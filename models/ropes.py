@@ -66,6 +66,23 @@ class RopeConfig:
         return int(head_dim * self.share)
 
 
+@dataclasses.dataclass(frozen=True)
+class QueryScale:
+    """The factor of queries by their positions: `1 + beta * log(1 + floor(position / period))`.
+
+    Attributes:
+      beta: see above.
+      period: for so many positions the factor stays the same.
+    """
+
+    beta: float
+    period: int
+
+    def at(self, positions: Array) -> Array:
+        """The factors at positions of any shape, in float32."""
+        return 1 + self.beta * jnp.log1p((positions // self.period).astype(jnp.float32))
+
+
 def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
     """The scaled inverse frequencies `[R / 2]`, in float32, of the R channels of a head that are rotated.
 

@@ -76,6 +76,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 512}
 ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
@@ -86,6 +87,7 @@ MORE: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 0,
         "head_dim": 16,
     },
+    "ministral3": {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.2}, "sliding_window": 9, "num_key_value_heads": 2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": YARN, "attention_bias": True, "num_key_value_heads": 2},
     "olmo3": {"rope_theta": 2e5, "rope_scaling": YARN, "sliding_window": 9},
     "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 7, "mlp_bias": True},
@@ -146,6 +148,18 @@ def test_xielu_by_hand():
     act.alpha_p[...], act.alpha_n[...] = np.float32([0.3]), np.float32([-0.2])
     got = act(np.float32([-2, -0.5, 0.5, 2]))
     np.testing.assert_allclose(got, [0.246756, -0.133015, 0.463589, 4.417421], atol=2e-6)
+
+
+def test_ministral_is_the_text_of_a_mistral_3_that_says_so():
+    """What describes no rope has its usual one, whatever `rope_theta` is; queries may stay as they are."""
+    text = {"model_type": "ministral3"} | SIZES
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    plain = hf_config.from_hf(text)
+    assert hf_config.from_hf(outer | {"text_config": text | {"rope_theta": 5.0}}) == plain
+    assert (plain.rope.theta, plain.near.query_scale.beta, plain.near.query_scale.period) == (1e6, 0.1, 16384)
+    still = hf_config.from_hf(text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}})
+    assert still.near.query_scale is None and hf_config.from_hf(hf_config.to_hf(still)) == still
+    assert hf_config.to_hf(still)["model_type"] == "ministral3"
 
 
 def test_positions_of_exaone():
@@ -225,6 +239,16 @@ def test_a_model_is_written_as_the_family_that_was_read():
             "sliding_window_pattern must be a number of",
         ),
         ("hunyuan_v1_dense", {"rope_scaling": ALPHA | {"alpha": -1}}, "alpha must be a positive number, not -1"),
+        (
+            "ministral3",
+            {"rope_scaling": GROWS | {"original_max_position_embeddings": 0}},
+            "embeddings must be a positive integer",
+        ),
+        (
+            "ministral3",
+            {"rope_scaling": GROWS | {"llama_4_scaling_beta": -1}},
+            "scaling_beta must be a positive number, not -1",
+        ),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -424,6 +448,7 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 PUBLISHED = {
     "tencent/Hunyuan-7B-Instruct": (7.5, published_configs.CONFIGS["tencent/Hunyuan-7B-Instruct"]),
     "swiss-ai/Apertus-8B-2509": (8.05, published_configs.CONFIGS["swiss-ai/Apertus-8B-2509"]),
+    "mistralai/Ministral-3-8B-Instruct-2512": (8.49, published_configs.CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

@@ -246,6 +246,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
         },
     ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "sliding_window": 8,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 5,  # small, so that queries grow within a short text
+                "mscale": 0.7,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.6,
+            },
+        },
+    ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import tiny_families
 
+import specjax
 from specjax import models
 from specjax.lm import Block, Wants
 from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, published_configs, tensors, weights
@@ -85,6 +86,12 @@ MORE: dict[str, dict[str, Any]] = {
         "n_group": 4,
         "topk_group": 2,
         "first_k_dense_replace": 0,
+        "head_dim": 16,
+    },
+    "internlm3": {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+        "qkv_bias": True,
+        "bias": True,
         "head_dim": 16,
     },
     "ministral3": {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.2}, "sliding_window": 9, "num_key_value_heads": 2},
@@ -366,6 +373,17 @@ def forward(lm, params, block, cache):
     return found.logits, lm.commit(cache, found.delta, None, block.length)
 
 
+def in_chunks(model, ids, count, chunk):
+    """The logits of a text's first `count` tokens, through a cache, `chunk` tokens per pass."""
+    lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
+    for at in range(0, count, chunk):
+        tokens = ids[:, at : min(at + chunk, count)]
+        block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
+        logits, cache = forward(lm, model.params, block, cache)
+        out.append(logits)
+    return np.concatenate(out, axis=1)
+
+
 @pytest.mark.slow
 def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     """Chosen when a model is loaded. transformers chooses by the longest text of a pass, so that its cache may mix both."""
@@ -391,22 +409,12 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
         with torch.no_grad():
             return model(torch.as_tensor(ids[:, :count])).logits.numpy()
 
-    def ours(model, count, chunk):
-        """After a cache, `chunk` tokens per pass."""
-        lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
-        for at in range(0, count, chunk):
-            tokens = ids[:, at : min(at + chunk, count)]
-            block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
-            logits, cache = forward(lm, model.params, block, cache)
-            out.append(logits)
-        return np.concatenate(out, axis=1)
-
     long, short = (models.load(tmp_path / "plain", dtype="float32", longest=most) for most in (None, 16))
     assert short.max_length == 16 and long.max_length == 64
     for model, count in ((long, 30), (short, 16)):
         for chunk in (count, count // 2):
-            np.testing.assert_allclose(ours(model, count, chunk), theirs(reference, count), atol=1e-4)
-    assert np.abs(ours(long, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
+            np.testing.assert_allclose(in_chunks(model, ids, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(in_chunks(long, ids, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
     models.save(tmp_path / "short", short.lm, short.params)
     assert models.load(tmp_path / "short", dtype="float32").lm == short.lm
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short", dtype="float32").eval()
@@ -414,6 +422,47 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     for wrong in (65, 0, "16"):
         with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
             models.load(tmp_path / "plain", longest=wrong)
+
+
+def test_a_dynamic_rope_has_the_base_of_its_longest_text():
+    """As transformers computes it for a text of that length; up to the positions that it was made for it is plain."""
+    rope = models.RopeConfig(10000.0, models.RopeScaling("dynamic", 2.0))
+    np.testing.assert_allclose(rope.fixed(8, 16, 40).theta, 10000 * 4 ** (8 / 6))
+    assert rope.fixed(8, 16, 16) == rope.fixed(8, 16, 3) == models.RopeConfig(10000.0)
+
+
+@pytest.mark.slow
+def test_texts_beyond_a_dynamic_rope_are_for_those_who_ask(tmp_path):
+    """transformers stretches it anew as a text grows, and leaves cached keys as they were: one pass is the reference."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "dynamic", "factor": 2.5, "rope_theta": 100.0}
+    config = transformers.InternLM3Config(
+        **SIZES | {"num_hidden_layers": 2}, initializer_range=0.3, max_position_embeddings=16, head_dim=12,
+        rope_parameters=rope,
+    )  # fmt: skip
+    reference = transformers.AutoModelForCausalLM.from_config(config).eval()
+    reference.save_pretrained(tmp_path / "made")
+    ids = np.random.default_rng(0).integers(3, 64, (1, 30))
+
+    def theirs(model, count):
+        with torch.no_grad():
+            return model(torch.as_tensor(ids[:, :count])).logits.numpy()
+
+    made, asked = (models.load(tmp_path / "made", dtype="float32", longest=most) for most in (None, 30))
+    assert (made.max_length, asked.max_length) == (16, 30)
+    for model, count in ((made, 16), (asked, 30)):
+        for chunk in (count, count // 2):
+            np.testing.assert_allclose(in_chunks(model, ids, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(in_chunks(made, ids, 30, 30) - theirs(reference, 30)).max() > 0.1
+    with pytest.raises(ValueError, match="has 30 tokens, .* capacity is 16 positions"):
+        specjax.Engine(made, drafter="none").request(ids[0].tolist())
+    models.save(tmp_path / "long", asked.lm, asked.params)
+    assert models.load(tmp_path / "long", dtype="float32").lm == asked.lm
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "long", dtype="float32").eval()
+    np.testing.assert_allclose(theirs(again, 30), theirs(reference, 30), atol=1e-4)
 
 
 @pytest.mark.parametrize("share", (1.0, 0.5))
@@ -449,6 +498,7 @@ PUBLISHED = {
     "tencent/Hunyuan-7B-Instruct": (7.5, published_configs.CONFIGS["tencent/Hunyuan-7B-Instruct"]),
     "swiss-ai/Apertus-8B-2509": (8.05, published_configs.CONFIGS["swiss-ai/Apertus-8B-2509"]),
     "mistralai/Ministral-3-8B-Instruct-2512": (8.49, published_configs.CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
+    "internlm/internlm3-8b-instruct": (8.8, published_configs.CONFIGS["internlm/internlm3-8b-instruct"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

@@ -380,9 +380,9 @@ def test_unknown_models(name, tmp_path, monkeypatch):
         ({"num_key_value_heads": 3}, (), "2 attention heads do not split over 3"),
         ({"hidden_size": 9}, ("head_dim",), "hidden_size 9 is not a multiple of 2 heads"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             (),
-            "rope type 'dynamic'; supported are default, linear",
+            "rope type 'longrope'; supported are default, linear",
         ),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},

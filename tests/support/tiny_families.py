@@ -246,6 +246,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
         },
     ),
+    "internlm3": (
+        "InternLM3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "qkv_bias": True,
+            "bias": True,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0},
+        },
+    ),
     "ministral3": (
         "Ministral3",
         {

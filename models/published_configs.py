@@ -63,6 +63,11 @@ _INTERNLM = {
     "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 50000000.0,
     "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "tie_word_embeddings": False,
 }  # fmt: skip
+_GLM = {
+    "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 151552, "num_key_value_heads": 2, "head_dim": 128,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+    "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -124,6 +129,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "swiss-ai/Apertus-8B-2509": _sized(_APERTUS, 4096, 21504, 32, 32),
     "mistralai/Ministral-3-8B-Instruct-2512": _MINISTRAL,
     "internlm/internlm3-8b-instruct": _sized(_INTERNLM, 4096, 10240, 48, 32),
+    "zai-org/GLM-4-9B-0414": _sized(_GLM, 4096, 13696, 40, 32),
     "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),

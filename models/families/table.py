@@ -22,6 +22,8 @@ from specjax.models.families.arcee import ARCEE as ARCEE
 from specjax.models.families.exaone import EXAONE_4 as EXAONE_4
 from specjax.models.families.hunyuan import HUNYUAN as HUNYUAN
 from specjax.models.families.ministral import MINISTRAL_3 as MINISTRAL_3
+from specjax.models.families.glm_dense import GLM as GLM
+from specjax.models.families.glm_dense import GLM_0414 as GLM_0414
 from specjax.models.families.internlm import INTERNLM_3 as INTERNLM_3
 from specjax.models.families.gemma import GEMMA as GEMMA
 from specjax.models.gemma_text import GEMMA2 as GEMMA2

@@ -117,6 +117,8 @@ MORE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "exaone4": {"sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 16, "rope_scaling": YARN},
+    "glm": {"partial_rotary_factor": 0.25, "head_dim": 16, "rope_theta": 1e5},
+    "glm4": {"attention_bias": False, "head_dim": 16, "rope_scaling": YARN},
     "hunyuan_v1_dense": {"rope_scaling": ALPHA, "head_dim": 16, "attention_bias": True, "num_experts": 1},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
@@ -499,6 +501,7 @@ PUBLISHED = {
     "swiss-ai/Apertus-8B-2509": (8.05, published_configs.CONFIGS["swiss-ai/Apertus-8B-2509"]),
     "mistralai/Ministral-3-8B-Instruct-2512": (8.49, published_configs.CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
     "internlm/internlm3-8b-instruct": (8.8, published_configs.CONFIGS["internlm/internlm3-8b-instruct"]),
+    "zai-org/GLM-4-9B-0414": (9.4, published_configs.CONFIGS["zai-org/GLM-4-9B-0414"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

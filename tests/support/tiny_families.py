@@ -236,6 +236,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "glm": (
+        "Glm",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "partial_rotary_factor": 0.25,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "glm4": ("Glm4", {"num_key_value_heads": 2, "head_dim": 20, "pad_token_id": None}),
     "hunyuan_v1_dense": (
         "HunYuanDenseV1",
         {

@@ -347,6 +347,8 @@ def _ends(config: ModelConfig) -> str:
         "logits divided by another": head.logits_scaling != 1,
         f"logits within {head.soft_cap}": head.soft_cap is not None,
         "one table": head.tied,
+        "a bias of logits": head.bias,
+        "a dense layer and a norm before the head": head.transform,
         "a number times every layer's output": config.layers[0].scalar,
         "inputs per layer": config.embedding.layer_inputs is not None,
     }

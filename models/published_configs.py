@@ -63,6 +63,12 @@ _PYTHIA = {
     "use_parallel_residual": True, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_PHI = {
+    "architectures": ["PhiForCausalLM"], "model_type": "phi", "vocab_size": 51200, "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.4,
+    "qk_layernorm": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -82,6 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
+    "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -1,5 +1,5 @@
-"""Phi-1, 1.5 and 2 (arXiv:2306.11644, arXiv:2309.05463): one layer norm before attention and MLP, which are side by side, an MLP
-without a gate, and biases everywhere, in the head too.
+"""Phi-1 (arXiv:2306.11644), 1.5 (arXiv:2309.05463) and 2: attention and MLP side by side, after one layer norm, an MLP without
+a gate, and biases everywhere, in the head too.
 """
 
 import functools

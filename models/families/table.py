@@ -18,6 +18,7 @@ from specjax.models.families.granite import GRANITE_4 as GRANITE_4
 from specjax.models.families.phi3 import PHI3 as PHI3
 from specjax.models.families.seed_oss import SEED_OSS as SEED_OSS
 from specjax.models.families.gpt_neox import GPT_NEOX as GPT_NEOX
+from specjax.models.families.phi import PHI as PHI
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3
 from specjax.models.gemma_text import GEMMA4 as GEMMA4

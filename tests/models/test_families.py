@@ -13,6 +13,8 @@ import pytest
 from support import tiny_families
 
 from specjax import models
+from specjax.draft.head import draft_logits, head_kernel
+from specjax.draft.trim import trimmed_model
 from specjax.lm import Block, Wants
 from specjax.models import ModelError, hf_config, masked, tensors
 from specjax.models.families import table
@@ -103,6 +105,14 @@ MORE: dict[str, dict[str, Any]] = {
         "hidden_act": "relu",
         "attention_bias": False,
         "layer_norm_eps": 1e-3,
+    },
+    "phi": {
+        "partial_rotary_factor": 0.25,
+        "qk_layernorm": True,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-3,
+        "num_key_value_heads": 2,
+        "rope_theta": 3e4,
     },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
@@ -272,6 +282,20 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
 
 
+def test_a_heads_bias_is_no_part_of_its_kernel(references):
+    """Heads begin with the kernel, and a draft that is the target's own head has the bias too."""
+    model = models.load(references("phi").folder, dtype="float32")
+    head = model.params["head"]
+    assert np.abs(head["bias"]).max() > 0.3
+    ids = np.array([3, 40, 100])
+    np.testing.assert_allclose(head_kernel(model.lm, model.params, ids), head["kernel"][:, ids], rtol=1e-6)
+    features = np.random.default_rng(0).normal(size=(1, 2, 64)).astype(np.float32)
+    logits = draft_logits(model.lm, {"target": model.params, "draft": {}}, features)
+    np.testing.assert_allclose(logits, features @ head["kernel"] + head["bias"][None, None], atol=1e-4)
+    small, params = trimmed_model(model.lm, model.params, ids)
+    np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(lm, params, block, cache):
     """Logits, and the cache with the block in it."""
@@ -354,7 +378,9 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
-    **{name: (billions, CONFIGS[name]) for name, billions in (("EleutherAI/pythia-6.9b", 6.86),)},
+    **{name: (billions, CONFIGS[name]) for name, billions in (
+        ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78),
+    )},
 }  # fmt: skip
 
 

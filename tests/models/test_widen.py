@@ -67,7 +67,9 @@ FAMILIES = {
 }
 NORM = NormConfig(1e-5, "wide", mean=True, bias=True)
 OLDER = PLAIN.every(NormConfig, mean=True, bias=True).every(MLPConfig, hidden_act="relu2", bias=True, gated=False)
-OLDER = OLDER.every(EmbeddingConfig, positions=PositionsConfig(62, 2), norm=NORM).every(LayerConfig, parallel="one_norm")
+OLDER = OLDER.every(EmbeddingConfig, positions=PositionsConfig(62, 2), norm=NORM).every(
+    LayerConfig, parallel="one_norm"
+)
 OLDER = OLDER.every(HeadConfig, bias=True, transform=TransformConfig("gelu", NORM, bias=True))
 FAMILIES["older"] = LlamaLM(OLDER.every(AttentionConfig, qk_norm=NORM, rope=None)), 2
 IDS = np.random.default_rng(0).integers(1, 40, 30).tolist()
@@ -101,7 +103,13 @@ def rounding(plain, wide, ids=IDS):
 @pytest.mark.parametrize(
     "name",
     but_slow(
-        FAMILIES, "biases", "qk_norm", "norms over all heads", "one kv-head", "every head its own", "copies of kv-heads",
+        FAMILIES,
+        "biases",
+        "qk_norm",
+        "norms over all heads",
+        "one kv-head",
+        "every head its own",
+        "copies of kv-heads",
         "older",
     ),
 )

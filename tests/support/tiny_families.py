@@ -178,6 +178,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoX",
         {"vocab_size": 131, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     ),
+    "phi": (
+        "Phi",
+        {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

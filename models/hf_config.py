@@ -41,12 +41,12 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
     family = family_of(config)
     text = family.renamed(config | an_object("text_config", config.get("text_config")))
     packed.found(config)  # unsupported packings are reported before any other error
-    given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
+    made = {name: usual for name, usual in family.usual.items() if callable(usual)}
+    given, asked = {**_USUAL, **family.usual, **dict.fromkeys(made), **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
         asked.add(name)
-        usual = family.usual.get(name)
-        return usual(get) if given.get(name) is None and callable(usual) else given.get(name)
+        return made[name](get) if given.get(name) is None and name in made else given.get(name)
 
     check_fixed(given, dict(family.fixed), family.architecture)
     free = {"num_key_value_heads"} | ({"head_dim"} if family.usual.get("head_dim") is None else set())

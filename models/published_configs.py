@@ -69,6 +69,11 @@ _PHI = {
     "qk_layernorm": False, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257, "activation_function": "gelu_new",
+    "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -89,6 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
     "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
+    "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -19,7 +19,7 @@ UNSUPPORTED = {
     ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
     ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
     (
-        "GPT2LMHeadModel", "OPTForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+        "OPTForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
     ): "layer norms with a mean",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip

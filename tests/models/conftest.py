@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_families
 from support.tiny_families import FAMILIES, SIZES
 
 
@@ -32,10 +33,21 @@ def build(name: str, folder: Path) -> Reference:
     kind, options = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
+    model = getattr(transformers, tiny_families.LM.get(kind, f"{kind.removesuffix('Text')}ForCausalLM"))(config).eval()
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
-        () if kind in ("Gemma2", "Gemma3Text") else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
+        ()
+        if kind in ("Gemma2", "Gemma3Text")
+        else (
+            "norm.weight",
+            "norm_1.weight",
+            "norm_2.weight",
+            "ln_1.weight",
+            "ln_2.weight",
+            "ln_f.weight",
+            "scalar",
+            "scale",
+        )
     )
     with torch.no_grad():  # Gemma 2's and 3's norms are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):

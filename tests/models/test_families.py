@@ -106,6 +106,14 @@ MORE: dict[str, dict[str, Any]] = {
         "attention_bias": False,
         "layer_norm_eps": 1e-3,
     },
+    "gpt2": {
+        "activation_function": "relu",
+        "n_inner": 100,
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+    },
     "phi": {
         "partial_rotary_factor": 0.25,
         "qk_layernorm": True,
@@ -296,6 +304,21 @@ def test_a_heads_bias_is_no_part_of_its_kernel(references):
     np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ("gpt_neox", "gpt2"))
+def test_old_files_of_a_family(references, tmp_path, name):
+    """They hold masks of attention, and those of GPT-2 lack a prefix."""
+    first = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}[name]
+
+    def change(arrays):
+        arrays |= {f"{first}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in ("bias", "masked_bias")}
+        for tensor in list(arrays):
+            arrays[tensor.removeprefix("transformer.")] = arrays.pop(tensor)
+
+    folder = references(name).folder
+    old = models.load(spoilt(folder, tmp_path / "old", change), dtype="float32")
+    assert same(old.params, models.load(folder, dtype="float32").params)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(lm, params, block, cache):
     """Logits, and the cache with the block in it."""
@@ -379,7 +402,7 @@ PUBLISHED = {
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
     **{name: (billions, CONFIGS[name]) for name, billions in (
-        ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78),
+        ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
     )},
 }  # fmt: skip
 

@@ -186,6 +186,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "gpt2": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -197,3 +198,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+LM = {"GPT2": "GPT2LMHeadModel"}
+"""Classes of models that have another name than their config's."""

@@ -74,6 +74,12 @@ _GPT2 = {
     "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 
+_STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "vocab_size": 49152, "num_key_value_heads": 4,
+    "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "rope_theta": 1000000.0,
+    "sliding_window": 4096, "use_bias": True,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -95,6 +101,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
     "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
     "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
+    "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

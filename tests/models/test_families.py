@@ -114,6 +114,14 @@ MORE: dict[str, dict[str, Any]] = {
         "scale_attn_by_inverse_layer_idx": True,
         "tie_word_embeddings": False,
     },
+    "starcoder2": {
+        "num_key_value_heads": 4,
+        "sliding_window": 9,
+        "use_bias": False,
+        "norm_epsilon": 1e-3,
+        "hidden_act": "relu",
+        "rope_theta": 3e4,
+    },
     "phi": {
         "partial_rotary_factor": 0.25,
         "qk_layernorm": True,
@@ -403,6 +411,7 @@ PUBLISHED = {
     }),
     **{name: (billions, CONFIGS[name]) for name, billions in (
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
+        ("bigcode/starcoder2-7b", 7.17),
     )},
 }  # fmt: skip
 

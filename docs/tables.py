@@ -286,8 +286,12 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 def _norms(config: ModelConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
-    layer, own = config.layers[0], config.near
+    layer, own = config.layers[-1], config.near
     more = {
+        "minus the mean": config.norm.mean and not config.norm.bias,
+        "minus the mean, with a bias": config.norm.mean and config.norm.bias,
+        "one for attention and MLP": layer.parallel == "one_norm",
+        "of the embedding, not before the first attention": config.embedding.norm,
         "after attention and MLP too": layer.post_norms and layer.pre_norms,
         "after attention and MLP, not before": layer.post_norms and not layer.pre_norms,
         "of q and k": own.qk_norm and own.norm_first, "of q and k after the rope": own.qk_norm and not own.norm_first,
@@ -301,6 +305,7 @@ def _attention(config: ModelConfig) -> str:
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
     said = {
+        "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,
         "a scale of its own": own.scale is not None,
         f"scores within {own.soft_cap}": own.soft_cap is not None,
@@ -308,7 +313,8 @@ def _attention(config: ModelConfig) -> str:
         "queries grow with positions": own.query_scale is not None,
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
-        "no positions": still == len(ropes),
+        "no positions": still == len(ropes) and config.embedding.positions is None,
+        "learned positions": config.embedding.positions,
         f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),
         "full layers: a rope of their own": len({*ropes} - {None}) > 1,
         "full layers: a head width of their own": len({one.head_dim for one in config.attentions}) > 1,
@@ -316,9 +322,15 @@ def _attention(config: ModelConfig) -> str:
     return "; ".join(what for what, has in said.items() if has)
 
 
+_ACTIVATIONS = {
+    "silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "gelu": "GELU", "relu": "ReLU", "relu2": "the square of ReLU",
+    "xielu": "xIELU",
+}  # fmt: skip
+
+
 def _mlp(config: ModelConfig) -> str:
-    acts = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "relu2": "square of ReLU", "xielu": "xIELU"}
-    gate = acts[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
+    gate = _ACTIVATIONS[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
+    gate = f"{gate}, biases" if config.dense.bias else gate
     if config.experts is None:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
@@ -338,6 +350,8 @@ def _ends(config: ModelConfig) -> str:
         "logits divided by another": head.logits_scaling != 1,
         f"logits within {head.soft_cap}": head.soft_cap is not None,
         "one table": head.tied,
+        "a bias of logits": head.bias,
+        "a dense layer and a norm before the head": head.transform,
         "a number times every layer's output": config.layers[0].scalar,
         "inputs per layer": config.embedding.layer_inputs is not None,
     }

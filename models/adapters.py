@@ -8,7 +8,6 @@ rounded once to the parameters' type.
 
 import dataclasses
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import flag, is_size, positive, shown
 from specjax.models.json_file import read_json
 from specjax.models.tensors import FLOATS, Tensor, read_header
-from specjax.models.weights import Layout, Names, Part, listed, stored_parts
+from specjax.models.weights import Layout, Names, Part, cut_array, listed, shape_of, stored_parts
 
 Array = jax.Array
 
@@ -122,16 +121,13 @@ def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
     changes: list[tuple[Part, np.ndarray, np.ndarray]] = []
     for name, (a, b) in adapter.pairs.items():
         parts = stored.get(name, [])
-        sizes = (sum(part.shape[0] for part in parts), parts[0].shape[-1]) if parts else ()
+        sizes = shape_of(parts) if parts else ()
         if not parts or not all(part.transposed and len(part.shape) == 2 for part in parts):
             problems.append(f"{name} is no linear layer of the model")
         elif sizes != (b.shape[0], a.shape[1]):
             problems.append(f"{name} is {list(sizes)}, and the adapter's is {[b.shape[0], a.shape[1]]}")
         else:
-            first, rows = a.array(), b.array()
-            ends = list(itertools.accumulate(part.shape[0] for part in parts))
-            cut = lambda part, end, rows=rows: part.ours(rows[end - part.shape[0] : end])
-            changes += [(part, first, cut(part, end)) for part, end in zip(parts, ends, strict=True)]
+            changes += [(part, a.array(), part.ours(own)) for part, own in zip(parts, cut_array(b.array(), parts), strict=True)]
     if problems:
         raise ModelError(f"{adapter.folder}: the adapter does not fit the model: {listed(problems)}")
     arrays = [leaf for _, leaf in leaves]

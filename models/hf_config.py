@@ -42,12 +42,14 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
     text = config | an_object("text_config", config.get("text_config"))
     if config.get("tie_word_embeddings") is True:
         text["tie_word_embeddings"] = True  # what transformers goes by, whatever the text's part says
+    text = family.renamed(text)
     packed.found(config)  # unsupported packings are reported before any other error
-    given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
+    made = {name: usual for name, usual in family.usual.items() if callable(usual)}
+    given, asked = {**_USUAL, **family.usual, **dict.fromkeys(made), **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
         asked.add(name)
-        return given.get(name)
+        return made[name](get) if given.get(name) is None and name in made else given.get(name)
 
     check_fixed(given, dict(family.fixed), family.architecture)
     free = {"num_key_value_heads"} | ({"head_dim"} if family.usual.get("head_dim") is None else set())
@@ -102,7 +104,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     for kind in dict.fromkeys([*first, *FAMILIES]):
         family = FAMILIES[kind]
         own = family.write(config)
-        out = _shared(config) | ({} if "rope_parameters" in own else _rope(config)) | own
+        out = _shared(config) | ({} if family.rope is None or "rope_parameters" in own else _rope(config)) | own
+        out = family.named(out)
         out |= {"architectures": [family.architecture], "model_type": kind}
         try:
             again = from_hf(out)

@@ -1,7 +1,7 @@
 """A layer: a token mixer and a feed-forward, each a branch of the residual stream, with norms and optional parts."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from specjax.models.layer_inputs import LayerInput
 from specjax.models.mixers import MixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
+
+Parallel = Literal["two_norms", "one_norm"]
 
 
 class FeedConfig(Protocol):
@@ -38,6 +40,10 @@ class LayerConfig:
       norm: the norm before and after both.
       pre_norms: whether the inputs of mixer and feed-forward are normed.
       post_norms: whether their outputs are normed before they are added.
+      parallel: None: the feed-forward reads the stream with the mixer's output. `two_norms`: it reads the same stream as
+        the mixer, and both outputs are added (GPT-NeoX). `one_norm`: the same, and the mixer's norm is its norm too
+        (Phi).
+      mixer_norm: whether `pre_norms` also holds for the mixer.
       residual_multiplier: the factor of their outputs before they are added.
       beside: experts beside the feed-forward, which read the stream themselves (`specjax.models.gemma_experts`).
       input_size: the width of the layer's further input per token (`specjax.models.layer_inputs`); 0: none.
@@ -49,6 +55,8 @@ class LayerConfig:
     norm: NormConfig = NormConfig()
     pre_norms: bool = True
     post_norms: bool = False
+    parallel: Parallel | None = None
+    mixer_norm: bool = True
     residual_multiplier: float = 1.0
     beside: ExpertsConfig | None = None
     input_size: int = 0
@@ -57,6 +65,16 @@ class LayerConfig:
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
         """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""
         return Layer(self, width, dtype, rngs, kernel)
+
+    @property
+    def norms_mixer(self) -> bool:
+        """Whether it has a norm before its mixer."""
+        return self.pre_norms and self.mixer_norm
+
+    @property
+    def norms_feed(self) -> bool:
+        """Whether it has another norm before its feed-forward."""
+        return self.pre_norms and self.parallel != "one_norm"
 
     @property
     def experts(self) -> ExpertsConfig | None:
@@ -71,8 +89,10 @@ class Layer(nnx.Module):
         c = config
         norm = lambda: c.norm.build(width, dtype)
         setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
-        if c.pre_norms:
-            self.attention_norm, self.mlp_norm = norm(), norm()
+        if c.norms_mixer:
+            self.attention_norm = norm()
+        if c.norms_feed:
+            self.mlp_norm = norm()
         self.mlp = c.feed.build(width, dtype, rngs)
         if c.beside is not None:
             self.beside = Beside(c.beside, width, c.norm.eps, dtype, rngs)
@@ -104,10 +124,13 @@ class Layer(nnx.Module):
             return self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed), delta
 
         def feed(x):
-            fed = self.mlp(self.mlp_norm(x) if self.config.pre_norms else x)
-            fed = fed if self.config.beside is None else with_experts(self.beside, x, fed)
+            read = x if self.config.parallel is None else stream
+            normed = self.mlp_norm(read) if self.config.norms_feed else read
+            fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed)
+            fed = fed if self.config.beside is None else with_experts(self.beside, read, fed)
             return self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
 
+        stream = x
         if skip is None:
             x, delta = mix(x)
             return self._end(feed(x), inputs), delta
@@ -126,7 +149,7 @@ class Layer(nnx.Module):
 
     def entered(self, x):
         """The mixer's input, from the residual stream."""
-        return self.attention_norm(x) if self.config.pre_norms else x
+        return self.attention_norm(x) if self.config.norms_mixer else x
 
     def _added(self, x, branch):
         scale = self.config.residual_multiplier

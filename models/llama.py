@@ -25,7 +25,7 @@ from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
 from specjax.models.mixers import committed
-from specjax.models.model_config import ModelConfig
+from specjax.models.model_config import EmbeddingConfig, ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
 from specjax.sharding.ambient import split_tokens
@@ -42,12 +42,35 @@ class Llama(nnx.Module):
     ):
         c, size, table = config, config.hidden_size, config.embedding.layer_inputs
         self.embed = nnx.Embed(c.vocab_size, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        if c.embedding.positions is not None:
+            rows = c.embedding.positions.rows
+            self.positions = nnx.Embed(rows, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        if c.embedding.norm is not None:
+            self.embed_norm = c.embedding.norm.build(size, dtype)
         self.layers = nnx.List([layer.build(size, dtype, rngs, kernel) for layer in (() if bare else c.layers)])
         self.norm = c.norm.build(size, dtype)
         if table is not None:
             self.layer_inputs = LayerInputs(table, c.num_hidden_layers, size, c.norm, dtype, rngs)
+        if c.head.transform is not None:
+            self.transform = c.head.transform.build(size, dtype, rngs)
         if not c.head.tied:
-            self.head = Linear(size, c.vocab_size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+            self.head = Linear(size, c.vocab_size, use_bias=c.head.bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        elif c.head.bias:
+            self.head = Bias(c.vocab_size, dtype)
+
+    def entered(self, config: EmbeddingConfig, h: Array, positions: Array) -> Array:
+        """The first layer's input `[B, T, E]`, from embeddings `h` of tokens at `positions` `[B, T]`."""
+        if config.positions is not None:
+            rows = jnp.clip(positions, 0, config.positions.size - 1) + config.positions.offset
+            h = h + self.positions.embedding[...].at[rows].get(mode="promise_in_bounds").astype(h.dtype)
+        return h if config.norm is None else self.embed_norm(h)
+
+
+class Bias(nnx.Module):
+    """The bias of a head whose matrix is the table of embeddings."""
+
+    def __init__(self, size: int, dtype: Any):
+        self.bias = nnx.Param(jnp.zeros((size,), dtype))
 
 
 @functools.lru_cache(maxsize=64)
@@ -210,10 +233,13 @@ class LlamaLM:
     ) -> tuple[Array, KVDelta]:
         """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
 
+        The input of layer 0 is that of `embed`; learned positions and the norm of embeddings are applied here.
+
         Raises:
           ValueError: if one of them reads keys of a layer below `lo` and `below` is not given.
         """
         model, config = self.bind(params), self.laid_out
+        h = model.entered(config.embedding, h, block.positions) if lo == 0 else h
         tables: dict[Any, Any] = {}
         for mixer in (layer.mixer for layer in config.layers[lo:hi]):
             if (key := (type(mixer), mixer.reads)) not in tables:
@@ -266,8 +292,12 @@ class LlamaLM:
         return dataclasses.replace(below, **both)
 
     def norm(self, params: Any, h: Array) -> Array:
-        """The final norm."""
-        return self.bind(params).norm(h)
+        """The final norm, and what the head has before its matrix."""
+        model, transform = self.bind(params), self.config.head.transform
+        if transform is None:
+            return model.norm(h)
+        with self._precisely():
+            return model.transform(model.norm(h))
 
     def unembed(self, params: Any, h: Array) -> Array:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
@@ -281,6 +311,8 @@ class LlamaLM:
             else:
                 logits = scores(h, table.T if tied else params["head"]["kernel"])
             logits = logits if head.logits_scaling == 1 else logits / head.logits_scaling
+            if head.bias:
+                logits = logits + params["head"]["bias"].astype(jnp.float32)[None, None]
             return logits if head.soft_cap is None else head.soft_cap * jnp.tanh(logits / head.soft_cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache | OldCache:

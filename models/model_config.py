@@ -13,8 +13,27 @@ from specjax.models.mixers import StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig, RopeScaling
+from specjax.models.transform import TransformConfig
 
 Part = TypeVar("Part")
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionsConfig:
+    """A table of learned vectors, one for each position.
+
+    Attributes:
+      size: the number of positions.
+      offset: the row of position 0.
+    """
+
+    size: int
+    offset: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.size + self.offset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +43,15 @@ class EmbeddingConfig:
     Attributes:
       vocab_size: the number of tokens.
       scale: the factor of embeddings, rounded to their type.
+      positions: learned vectors of positions, which are added to embeddings; None: there are none.
+      norm: the norm of the first layer's input; None: it has none.
       layer_inputs: the further inputs of every layer; None: there are none.
     """
 
     vocab_size: int
     scale: float = 1.0
+    positions: PositionsConfig | None = None
+    norm: NormConfig | None = None
     layer_inputs: LayerInputsConfig | None = None
 
 
@@ -40,11 +63,16 @@ class HeadConfig:
       tied: whether the head is the table of embeddings.
       logits_scaling: the divisor of logits (Granite's name).
       soft_cap: keeps logits within this distance of zero, by a tanh.
+      bias: whether logits have a bias, which is added after the division.
+      transform: a dense layer, an activation and a norm between the final norm and the head (BERT's); None: there are
+        none.
     """
 
     tied: bool = False
     logits_scaling: float = 1.0
     soft_cap: float | None = None
+    bias: bool = False
+    transform: TransformConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +231,7 @@ class ModelConfig:
             o_bias=own.o_bias, qk_norm=None if own.qk_norm is None else norm,
         )  # fmt: skip
         layer = LayerConfig(mixer, MLPConfig(self.dense.intermediate_size, bias=self.dense.bias), norm)
-        head = dataclasses.replace(self.head, soft_cap=None)
+        head = HeadConfig(self.head.tied, self.head.logits_scaling)
         return ModelConfig(
             self.hidden_size, EmbeddingConfig(self.vocab_size), (layer,) * layers, norm, head, self.max_position_embeddings
         )  # fmt: skip

@@ -1,4 +1,5 @@
-"""RMS norms (Zhang and Sennrich 2019, arXiv:1910.07467), which differ in when they round and what they scale by."""
+"""Norms of the last axis: RMS norms (Zhang and Sennrich 2019, arXiv:1910.07467) and layer norms, which subtract the mean
+(Ba et al. 2016, arXiv:1607.06450). They differ in when they round and what they scale by."""
 
 import dataclasses
 from typing import Any, Literal
@@ -20,14 +21,18 @@ class NormConfig:
     Attributes:
       eps: added to the mean square.
       kind: see `NormKind`.
+      mean: whether the mean is subtracted first: a layer norm. Its `kind` is `wide` or `offset`.
+      bias: whether a layer norm has a bias.
     """
 
     eps: float = 1e-6
     kind: NormKind = "rounded"
+    mean: bool = False
+    bias: bool = False
 
-    def build(self, width: int, dtype: Any) -> "RMSNorm":
+    def build(self, width: int, dtype: Any) -> "RMSNorm | LayerNorm":
         """The module, over a last axis of `width`."""
-        return RMSNorm(width, self.eps, dtype, self.kind)
+        return LayerNorm(self, width, dtype) if self.mean else RMSNorm(width, self.eps, dtype, self.kind)
 
 
 def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounded") -> Array:
@@ -59,3 +64,20 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.scale[...], self.eps, self.kind)
+
+
+class LayerNorm(nnx.Module):
+    """See `NormConfig.mean`."""
+
+    def __init__(self, config: NormConfig, width: int, dtype: Any):
+        self.scale = nnx.Param((jnp.zeros if config.kind == "offset" else jnp.ones)((width,), dtype))
+        if config.bias:
+            self.bias = nnx.Param(jnp.zeros((width,), dtype))
+        self.config = config
+
+    def __call__(self, x: Array) -> Array:
+        c, x32 = self.config, x.astype(jnp.float32)
+        x32 = rms_norm(x32 - jnp.mean(x32, axis=-1, keepdims=True), self.scale[...], c.eps, c.kind)
+        if c.bias:
+            x32 = x32 + jnp.reshape(self.bias[...].astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,))
+        return x32.astype(x.dtype)

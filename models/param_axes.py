@@ -29,6 +29,8 @@ def _leaf_axes(path: tuple[Any, ...], x: Any) -> tuple[str | None, ...]:
 
 def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
     *_, module, kind = ["", *(_LISTED.get(key.key, key.key) for key in path if hasattr(key, "key"))]
+    if kind == "embedding" and module == "positions":
+        return (None, "embed")
     if kind == "embedding":
         return (None,) * (ndim - 2) + ("vocab", "embed")
     if kind == "kernel":

@@ -108,6 +108,29 @@ _GEMMA3 = {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
+_PYTHIA = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 50432, "hidden_act": "gelu",
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+    "use_parallel_residual": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_PHI = {
+    "architectures": ["PhiForCausalLM"], "model_type": "phi", "vocab_size": 51200, "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.4,
+    "qk_layernorm": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257, "activation_function": "gelu_new",
+    "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+_STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "vocab_size": 49152, "num_key_value_heads": 4,
+    "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "rope_theta": 1000000.0,
+    "sliding_window": 4096, "use_bias": True,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -135,6 +158,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
+    "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
+    "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
+    "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -36,8 +36,14 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     match keys[:-1]:
         case ["embed"]:
             module = "model.embed_tokens"
+        case ["positions"]:
+            module = "model.embed_positions"
+        case ["embed_norm"]:
+            module = "model.embed_norm"
         case ["norm"]:
             module = "model.norm"
+        case ["transform", name]:
+            module = f"transform.{name}"
         case ["head"]:
             module = "lm_head"
         case ["layers", layer, "attention_norm"]:
@@ -80,9 +86,10 @@ def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
 
 Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
-second, ... part of a tensor whose rows several parameters share. One that ends in `%64/128` has heads of 128 rows, of
-which the first 64 are turned in neighbouring pairs; see `Pairs`."""
-_MARKS = re.compile(r"(?P<name>[^#%]+)(#(?P<place>\d+))?(%(?P<turned>\d+)/(?P<width>\d+))?")
+second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
+has outputs of every part. A name that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in
+neighbouring pairs; see `Pairs`."""
+_MARKS = re.compile(r"(?P<name>[^#%]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%(?P<turned>\d+)/(?P<width>\d+))?")
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
 """Maps a parameter's path to its tensor's name, and says whether its matrices are stored transposed. A name with `{}`
@@ -136,13 +143,14 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A parameter's part of a stored tensor: all of its rows, or some.
+    """A parameter's part of a stored tensor: all of it, or some of its outputs.
 
     Attributes:
       leaf: the parameter.
       index: an index of its first axis, or None for the whole parameter.
       shape: the shape in the file.
       transposed: see `Layout`.
+      runs: in how many equal runs its outputs lie; between them are those of the other parts.
       pairs: of its rows; None: they are as ours.
     """
 
@@ -150,7 +158,13 @@ class Part:
     index: int | None
     shape: tuple[int, ...]
     transposed: bool
+    runs: int = 1
     pairs: Pairs | None = None
+
+    @property
+    def axis(self) -> int:
+        """The axis of its outputs in the file."""
+        return 0 if self.transposed else len(self.shape) - 1
 
     def ours(self, rows: np.ndarray) -> np.ndarray:
         """Its rows in the order of the parameter, from those of the file."""
@@ -168,21 +182,68 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             marks = _MARKS.fullmatch(names(name.format(index)))
             assert marks is not None, f"{name} has other marks"
             pairs = Pairs(int(marks["turned"]), int(marks["width"])) if marks["width"] else None
-            found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = Part(i, index, shape, transposed, pairs)
+            part = Part(i, index, shape, transposed, int(marks["runs"] or 1), pairs)
+            found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
 
-def _shape_of(parts: list[Part]) -> tuple[int, ...]:
+def shape_of(parts: list[Part]) -> tuple[int, ...]:
     """The shape of the tensor that holds them."""
-    return parts[0].shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    shape, axis = parts[0].shape, parts[0].axis
+    if len(parts) == 1:
+        return shape  # a number has no axis
+    return (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
+
+
+def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> list[np.ndarray]:
+    """The outputs of each of them, from an array of all; they are on its axis `axis` (None: as in the file)."""
+    axis, runs = parts[0].axis if axis is None else axis, parts[0].runs
+    if len(parts) == 1:
+        return [array]
+    split = array.reshape(*array.shape[:axis], runs, -1, *array.shape[axis + 1 :])
+    ends = list(itertools.accumulate(part.shape[part.axis] // runs for part in parts))
+    found = np.split(split, ends[:-1], axis=axis + 1)
+    return [own.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :]) for own in found]
+
+
+def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
+    """The tensor that holds them; the inverse of `cut_array`."""
+    axis, runs = parts[0].axis, parts[0].runs
+    if len(parts) == 1:
+        return arrays[0]
+    split = [own.reshape(*own.shape[:axis], runs, -1, *own.shape[axis + 1 :]) for own in arrays]
+    return np.concatenate(split, axis=axis + 1).reshape(shape_of(parts))
 
 
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
-    """The rows of each of them."""
+    """The outputs of each of them."""
     if len(parts) == 1:
         return [tensor]
-    ends = itertools.accumulate(part.shape[0] for part in parts)
-    return [tensor.rows(end - part.shape[0], end) for part, end in zip(parts, ends, strict=True)]
+    runs, axis = parts[0].runs, parts[0].axis
+    ends = itertools.accumulate(part.shape[axis] // runs for part in parts)
+    starts = [end - part.shape[axis] // runs for part, end in zip(parts, ends, strict=True)]
+    if axis == 0 and runs == 1:
+        return [tensor.rows(start, start + part.shape[0]) for part, start in zip(parts, starts, strict=True)]
+    return [_some(tensor, part, start) for part, start in zip(parts, starts, strict=True)]
+
+
+def _some(tensor: Tensor, part: Part, start: int) -> Tensor:
+    """The outputs of a part, which begin at `start` in every run."""
+    axis, runs = part.axis, part.runs
+    size, whole = part.shape[axis] // runs, tensor.shape[axis] // runs
+
+    def read(wanted: list[tuple[Any, np.ndarray]]) -> None:
+        boxes = []
+        for box, own in wanted:
+            first, last = box[axis]
+            for run in range(first // size, -(-last // size)):
+                lo, hi = max(first, run * size), min(last, (run + 1) * size)
+                moved = run * (whole - size) + start
+                inside = (slice(None),) * axis + (slice(lo - first, hi - first),)
+                boxes.append(((*box[:axis], (lo + moved, hi + moved), *box[axis + 1 :]), own[inside]))
+        fill(tensor, boxes)
+
+    return dataclasses.replace(tensor, shape=part.shape, read=read, packed=None)
 
 
 def match(
@@ -206,10 +267,10 @@ def match(
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
-    tensors = {name: shaped(own, _shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
+    tensors = {name: shaped(own, shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
         elif tensors[name].dtype in INTEGERS:
@@ -241,7 +302,7 @@ def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name
     """Yields the tensors of a params pytree under their Hugging Face names; `dtype` is as for `write`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
-        yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
+        yield name, _joined([_array(leaves[part.leaf][1], part, dtype) for part in parts], parts)
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
@@ -297,9 +358,11 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
         kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
-        shape = _shape_of(parts)
+        shape = shape_of(parts)
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
-    parts = itertools.chain.from_iterable(found.values())
-    _write(file, header, (_array(leaves[part.leaf][1], part, dtype).tobytes() for part in parts))
+    array = lambda part: _array(leaves[part.leaf][1], part, dtype)
+    in_rows = lambda parts: all(part.axis == 0 and part.runs == 1 for part in parts)
+    each = lambda parts: map(array, parts) if in_rows(parts) else [_joined(list(map(array, parts)), parts)]
+    _write(file, header, (own.tobytes() for parts in found.values() for own in each(parts)))

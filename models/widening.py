@@ -25,7 +25,7 @@ from specjax.models.model_config import HeadConfig, ModelConfig
 Array = jax.Array
 PyTree = Any
 
-_OF_A_HEAD = ("q_norm", "k_norm")  # norms over H, which stays
+_OF_A_HEAD = ("q_norm", "k_norm")  # norms over H, which stay
 _VOCABULARY = ("head", "heads")  # modules whose outputs are tokens
 _JOINED = ("fc", "fc_norm", "input", "augment_next", "q", "k", "v")  # modules that may read several vectors of width E
 
@@ -84,7 +84,8 @@ def untied(lm: LlamaLM, params: PyTree) -> tuple[LlamaLM, PyTree]:
     config = lm.config
     head = params["embed"]["embedding"].T if config.head.tied else params["head"]["kernel"]
     whole = config.every(HeadConfig, tied=False, logits_scaling=1.0)
-    return dataclasses.replace(lm, config=whole), {**params, "head": {"kernel": head / config.head.logits_scaling}}
+    own = {**params.get("head", {}), "kernel": head / config.head.logits_scaling}
+    return dataclasses.replace(lm, config=whole), {**params, "head": own}
 
 
 @functools.partial(jax.jit, static_argnames=("k", "width"))
@@ -115,7 +116,7 @@ def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
             inputs = _copies(x, 0, k, _parts(path, x, module, width)) / k
             return inputs if of_tokens else _copies(inputs, 1, k)
         case "bias" | "shortcut_bias":
-            return x if of_tokens else _copies(x, 0, k)
+            return x if of_tokens or module in _OF_A_HEAD else _copies(x, 0, k)
         case "scale":
             return x if module in _OF_A_HEAD else _copies(x, 0, k, _parts(path, x, module, width))
     raise ModelError(f"no rule widens the parameter {jax.tree_util.keystr(path)}")

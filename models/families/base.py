@@ -11,9 +11,13 @@ from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import FULL, SLIDING, an_object, flag, is_size, layer_kinds, shown
 from specjax.models.layer import LayerConfig
+from specjax.models.mlp import ACTIVATIONS, Activation
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 from specjax.models.tensors import Tensor
+
+_NEW = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu"}
+"""Other names of activations in files."""
 
 Fields = Callable[[str], Any]
 """A field of `config.json` by name; what transformers assumes where the file leaves it out."""
@@ -56,7 +60,8 @@ class Family:
     Attributes:
       model_type: its name in `config.json`.
       architecture: that of its class there.
-      usual: fields that transformers assumes where a file leaves them out. The sizes that have no entry are required.
+      usual: fields that transformers assumes where a file leaves them out. The sizes that have no entry are required. A
+        function makes the value of other fields.
       read: from a file's fields and the Llama of its sizes and rope to the model, by changing the parts of that one.
       write: from a model to a file's fields, beyond those that all have. What it cannot say is found by reading again.
       fixed: fields with the values that the loader can serve, the usual one first; see `check_fixed`.
@@ -64,8 +69,11 @@ class Family:
       rope: the rope of all layers, from a file's fields; None where `read` gives each kind of layer its own.
       names: of its tensors, from those in Llama's layout.
       interleaved: whether its ropes turn neighbouring channels; see `naming`.
+      runs: in how many runs the outputs of a shared tensor lie; see `specjax.models.weights.Names`.
       layout: of its parameters; see `specjax.models.weights.Layout`.
       text: from a folder's tensors to those that are the model's.
+      fields: the names that files give to fields, by their usual names; the first is written, and none means that the
+        family has no such field.
       note: what a file may say besides, for readers.
     """
 
@@ -79,17 +87,35 @@ class Family:
     rope: Callable[[Fields], RopeConfig] | None = rope
     names: weights.Names = str
     interleaved: bool = False
+    runs: Callable[[ModelConfig], int] = lambda config: 1
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
+    fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     note: str = ""
 
-    def naming(self, config: ModelConfig) -> weights.Names:
-        """`names`, with the marks of the rows of queries and keys that its ropes turn in neighbouring pairs.
+    def renamed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A file's fields under their usual names."""
+        own = {name for names in self.fields.values() for name in names}
+        out = {name: value for name, value in given.items() if name not in own and name not in self.fields}
+        found = {usual: [given[name] for name in names if name in given] for usual, names in self.fields.items()}
+        return out | {usual: values[0] for usual, values in found.items() if values}
 
-        Those rows, and their biases and norms, are put into halves as they are read, and back as they are written. Scores
+    def named(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Fields under the names that its files give them; the inverse of `renamed`."""
+        names = {name: self.fields.get(name, (name,)) for name in fields}
+        return {names[name][0]: value for name, value in fields.items() if names[name]}
+
+    def naming(self, config: ModelConfig) -> weights.Names:
+        """`names`, with the marks of the rows of queries and keys that its ropes turn in neighbouring pairs, and of the
+        runs of shared tensors.
+
+        Rows in pairs, and their biases and norms, are put into halves as they are read, and back as they are written. Scores
         are sums over a head's channels, so they stay the same.
         """
-        return functools.partial(_paired, names=self.names, config=config) if self.interleaved else self.names
+        runs = self.runs(config)
+        in_runs = lambda name: f"{self.names(name)}/{runs}" if "#" in self.names(name) else self.names(name)
+        names = self.names if runs == 1 else in_runs
+        return functools.partial(_paired, names=names, config=config) if self.interleaved else names
 
 
 _TURNED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[qk]_(proj|norm)\.")
@@ -128,6 +154,40 @@ def text_part(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tens
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
         found[_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
     return found
+
+
+def activation(get: Fields) -> Activation:
+    """What `hidden_act` says.
+
+    Raises:
+      ModelError: on an activation that is not supported.
+    """
+    name = get("hidden_act")
+    own = _NEW.get(str(name), name)
+    if own not in ACTIVATIONS:
+        raise ModelError(
+            f"config.json: hidden_act {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
+    return own
+
+
+def renamed(name: str, modules: Mapping[str, str], outer: Mapping[str, str]) -> str:
+    """The name of a tensor in a layout that names modules otherwise.
+
+    Args:
+      name: in Llama's layout.
+      modules: the modules of a layer, by their names in Llama's layout; a `#` is as in `specjax.models.weights.Names`.
+      outer: the modules outside layers; `model.layers` is where the layers are.
+
+    >>> renamed("model.layers.3.self_attn.k_proj.bias", {"self_attn.k_proj": "attn.c_attn#1"}, {"model.layers": "h"})
+    'h.3.attn.c_attn.bias#1'
+    """
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{outer.get(module, module)}.{kind}"
+    number, own = module.removeprefix("model.layers.").split(".", 1)
+    own, mark, part = modules.get(own, own).partition("#")
+    return f"{outer.get('model.layers', 'model.layers')}.{number}.{own}.{kind}{mark}{part}"
 
 
 def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:

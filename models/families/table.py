@@ -26,6 +26,10 @@ from specjax.models.families.glm_dense import GLM as GLM
 from specjax.models.families.glm_dense import GLM_0414 as GLM_0414
 from specjax.models.families.internlm import INTERNLM_3 as INTERNLM_3
 from specjax.models.families.gemma import GEMMA as GEMMA
+from specjax.models.families.gpt_neox import GPT_NEOX as GPT_NEOX
+from specjax.models.families.phi import PHI as PHI
+from specjax.models.families.gpt2 import GPT2 as GPT2
+from specjax.models.families.starcoder2 import STARCODER2 as STARCODER2
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3
 from specjax.models.gemma_text import GEMMA4 as GEMMA4

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_families
 from support.tiny_families import FAMILIES, SIZES, WHOLE
 
 
@@ -34,13 +35,22 @@ def build(name: str, folder: Path) -> Reference:
     config = getattr(transformers, f"{kind}Config")(**(SIZES | options if name in FAMILIES else options))
     torch.manual_seed(len(name))
     head = "ForCausalLM" if name in FAMILIES else "ForConditionalGeneration"
-    named = f"{kind.removesuffix('Text')}{head}"
+    named = tiny_families.LM.get(kind, f"{kind.removesuffix('Text')}{head}")
     model = getattr(transformers, named, transformers.AutoModelForCausalLM.from_config)(config).eval()
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
         ()
         if kind in ("Gemma", "Gemma2", "Gemma3Text")
-        else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
+        else (
+            "norm.weight",
+            "norm_1.weight",
+            "norm_2.weight",
+            "ln_1.weight",
+            "ln_2.weight",
+            "ln_f.weight",
+            "scalar",
+            "scale",
+        )
     )
     with torch.no_grad():  # norms of Gemma 1 to 3 are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):

@@ -26,6 +26,7 @@ CONFIG = {
 MODULES = {
     "llama3": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"),
     "phi3": ("self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    "gpt_neox": ("attention.query_key_value", "mlp.dense_4h_to_h"),
     "mixtral": ("self_attn.v_proj", "block_sparse_moe.experts.3.w2", "block_sparse_moe.experts.0.w1"),
 }
 RANK = 3
@@ -47,7 +48,8 @@ def adapter(folder, shapes, rng=None, **config):
 
 def shapes_of(folder, modules, layer=1):
     stored = safetensors.load_file(folder / "model.safetensors")
-    names = (f"model.layers.{layer}.{module}.weight" for module in modules)
+    first = "gpt_neox" if folder.name == "gpt_neox" else "model"
+    names = (f"{first}.layers.{layer}.{module}.weight" for module in modules)
     return {name: stored[name].shape for name in names}, stored
 
 
@@ -60,7 +62,10 @@ def summed(folder, to, stored, pairs, scale):
     return to
 
 
-@pytest.mark.parametrize(("name", "rslora"), (("llama3", False), ("phi3", True), ("mixtral", False)))
+@pytest.mark.parametrize(
+    ("name", "rslora"),
+    (("llama3", False), ("phi3", True), ("mixtral", False), pytest.param("gpt_neox", False, marks=pytest.mark.slow)),
+)
 def test_it_is_the_formula(references, tmp_path, name, rslora):
     folder = references(name).folder
     shapes, stored = shapes_of(folder, MODULES[name])
@@ -73,7 +78,7 @@ def test_it_is_the_formula(references, tmp_path, name, rslora):
     for own, theirs, before in zip(*(jax.tree.leaves(x.params) for x in (got, want, plain)), strict=True):
         np.testing.assert_allclose(own, theirs, atol=1e-5)
         moved += not np.array_equal(own, before)
-    assert moved == {"llama3": 4, "phi3": 6, "mixtral": 3}[name] and got.adapter == tmp_path / "lora"
+    assert moved == {"llama3": 4, "phi3": 6, "mixtral": 3, "gpt_neox": 4}[name] and got.adapter == tmp_path / "lora"
     models.save(tmp_path / "whole", got.lm, got.params)
     again = models.load(tmp_path / "whole", dtype="float32")
     assert all(map(np.array_equal, jax.tree.leaves(again.params), jax.tree.leaves(got.params)))

@@ -14,9 +14,12 @@ from support import tiny_families
 
 import specjax
 from specjax import models
+from specjax.draft.head import draft_logits, head_kernel
+from specjax.draft.trim import trimmed_model
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, published_configs, tensors, weights
+from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, tensors, weights
 from specjax.models.families import base, table
+from specjax.models.published_configs import CONFIGS
 
 safetensors = pytest.importorskip("safetensors.numpy")
 ELSEWHERE = ("llama", "mistral", "qwen", "gemma", "gpt_oss")
@@ -120,6 +123,39 @@ MORE: dict[str, dict[str, Any]] = {
     "glm": {"partial_rotary_factor": 0.25, "head_dim": 16, "rope_theta": 1e5},
     "glm4": {"attention_bias": False, "head_dim": 16, "rope_scaling": YARN},
     "hunyuan_v1_dense": {"rope_scaling": ALPHA, "head_dim": 16, "attention_bias": True, "num_experts": 1},
+    "gpt_neox": {
+        "use_parallel_residual": False,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "hidden_act": "relu",
+        "attention_bias": False,
+        "layer_norm_eps": 1e-3,
+    },
+    "gpt2": {
+        "activation_function": "relu",
+        "n_inner": 100,
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+    },
+    "starcoder2": {
+        "num_key_value_heads": 4,
+        "sliding_window": 9,
+        "use_bias": False,
+        "norm_epsilon": 1e-3,
+        "hidden_act": "relu",
+        "rope_theta": 3e4,
+    },
+    "phi": {
+        "partial_rotary_factor": 0.25,
+        "qk_layernorm": True,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-3,
+        "num_key_value_heads": 2,
+        "rope_theta": 3e4,
+    },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -284,6 +320,7 @@ SWITCHES = {
 OWN = {
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
+    "gpt_neox": {"use_parallel_residual"},
 }  # fmt: skip
 
 
@@ -366,6 +403,35 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf(named | SIZES)
     with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
+
+
+def test_a_heads_bias_is_no_part_of_its_kernel(references):
+    """Heads begin with the kernel, and a draft that is the target's own head has the bias too."""
+    model = models.load(references("phi").folder, dtype="float32")
+    head = model.params["head"]
+    assert np.abs(head["bias"]).max() > 0.3
+    ids = np.array([3, 40, 100])
+    np.testing.assert_allclose(head_kernel(model.lm, model.params, ids), head["kernel"][:, ids], rtol=1e-6)
+    features = np.random.default_rng(0).normal(size=(1, 2, 64)).astype(np.float32)
+    logits = draft_logits(model.lm, {"target": model.params, "draft": {}}, features)
+    np.testing.assert_allclose(logits, features @ head["kernel"] + head["bias"][None, None], atol=1e-4)
+    small, params = trimmed_model(model.lm, model.params, ids)
+    np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ("gpt_neox", "gpt2"))
+def test_old_files_of_a_family(references, tmp_path, name):
+    """They hold masks of attention, and those of GPT-2 lack a prefix."""
+    first = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}[name]
+
+    def change(arrays):
+        arrays |= {f"{first}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in ("bias", "masked_bias")}
+        for tensor in list(arrays):
+            arrays[tensor.removeprefix("transformer.")] = arrays.pop(tensor)
+
+    folder = references(name).folder
+    old = models.load(spoilt(folder, tmp_path / "old", change), dtype="float32")
+    assert same(old.params, models.load(folder, dtype="float32").params)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -497,12 +563,12 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 
 
 PUBLISHED = {
-    "tencent/Hunyuan-7B-Instruct": (7.5, published_configs.CONFIGS["tencent/Hunyuan-7B-Instruct"]),
-    "swiss-ai/Apertus-8B-2509": (8.05, published_configs.CONFIGS["swiss-ai/Apertus-8B-2509"]),
-    "mistralai/Ministral-3-8B-Instruct-2512": (8.49, published_configs.CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
-    "internlm/internlm3-8b-instruct": (8.8, published_configs.CONFIGS["internlm/internlm3-8b-instruct"]),
-    "zai-org/GLM-4-9B-0414": (9.4, published_configs.CONFIGS["zai-org/GLM-4-9B-0414"]),
-    "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, published_configs.CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
+    "tencent/Hunyuan-7B-Instruct": (7.5, CONFIGS["tencent/Hunyuan-7B-Instruct"]),
+    "swiss-ai/Apertus-8B-2509": (8.05, CONFIGS["swiss-ai/Apertus-8B-2509"]),
+    "mistralai/Ministral-3-8B-Instruct-2512": (8.49, CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
+    "internlm/internlm3-8b-instruct": (8.8, CONFIGS["internlm/internlm3-8b-instruct"]),
+    "zai-org/GLM-4-9B-0414": (9.4, CONFIGS["zai-org/GLM-4-9B-0414"]),
+    "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -527,6 +593,10 @@ PUBLISHED = {
         "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
+    **{name: (billions, CONFIGS[name]) for name, billions in (
+        ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
+        ("bigcode/starcoder2-7b", 7.17),
+    )},
 }  # fmt: skip
 
 

@@ -40,6 +40,12 @@ from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
 from specjax.models import LlamaLM, Masked, Model, ModelError, TabularLM, llama_config
+from specjax.models.attention import AttentionConfig
+from specjax.models.layer import LayerConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.model_config import EmbeddingConfig, HeadConfig, PositionsConfig
+from specjax.models.norms import NormConfig
+from specjax.models.transform import TransformConfig
 from specjax.models.widening import tiled, wider_lm
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler, SamplingArrays, row_keys
@@ -59,6 +65,13 @@ FAMILIES = {
     "every head its own": (of(num_key_value_heads=4), 2),
     "copies of kv-heads": (dataclasses.replace(of(), kv_copies=2), 2),
 }
+NORM = NormConfig(1e-5, "wide", mean=True, bias=True)
+OLDER = PLAIN.every(NormConfig, mean=True, bias=True).every(MLPConfig, hidden_act="relu2", bias=True, gated=False)
+OLDER = OLDER.every(EmbeddingConfig, positions=PositionsConfig(62, 2), norm=NORM).every(
+    LayerConfig, parallel="one_norm"
+)
+OLDER = OLDER.every(HeadConfig, bias=True, transform=TransformConfig("gelu", NORM, bias=True))
+FAMILIES["older"] = LlamaLM(OLDER.every(AttentionConfig, qk_norm=NORM, rope=None)), 2
 IDS = np.random.default_rng(0).integers(1, 40, 30).tolist()
 
 
@@ -90,7 +103,14 @@ def rounding(plain, wide, ids=IDS):
 @pytest.mark.parametrize(
     "name",
     but_slow(
-        FAMILIES, "biases", "qk_norm", "norms over all heads", "one kv-head", "every head its own", "copies of kv-heads"
+        FAMILIES,
+        "biases",
+        "qk_norm",
+        "norms over all heads",
+        "one kv-head",
+        "every head its own",
+        "copies of kv-heads",
+        "older",
     ),
 )
 def test_logits_are_the_plain_ones(name):

@@ -288,6 +288,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
+    "gpt_neox": (
+        "GPTNeoX",
+        {"vocab_size": 131, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
+    "phi": (
+        "Phi",
+        {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gpt2": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True}),
+    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 8}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -299,3 +313,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+LM = {"GPT2": "GPT2LMHeadModel"}
+"""Classes of models that have another name than their config's."""

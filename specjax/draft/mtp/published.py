@@ -1,7 +1,6 @@
 """MTP modules inside a target's folder (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo), and those that speculators stores apart."""
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -123,12 +122,10 @@ def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
     family = hf_config.family_of(hf_config.to_hf(target.lm.config))
     found: list[list[np.ndarray]] = [[] for _ in leaves]
     for name, parts in weights.stored_parts(leaves, family.naming(own), family.layout).items():
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        rows = reader.take(at + name.removeprefix("model.layers.0"), shape)
-        ends = itertools.accumulate(part.shape[0] for part in parts)
-        for part, end in zip(parts, ends, strict=True):
-            array = part.ours(rows[end - part.shape[0] : end])
-            found[part.leaf].append(array.T if part.transposed else array)
+        whole = reader.take(at + name.removeprefix("model.layers.0"), weights.shape_of(parts))
+        for part, array in zip(parts, weights.cut_array(whole, parts), strict=True):
+            own_rows = part.ours(array)
+            found[part.leaf].append(own_rows.T if part.transposed else own_rows)
     whole = [np.stack(own) if leaf.ndim > own[0].ndim else own[0] for own, (_, leaf) in zip(found, leaves, strict=True)]
     return jax.tree.unflatten(tree, whole)["layers"][0]
 

@@ -36,6 +36,7 @@ class AttentionConfig(MixerConfig):
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
       qk_norm: the norm of each head of queries and keys, before the rope.
+      qk_head_norm: the same, with other parameters for each head (StableLM).
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
@@ -55,6 +56,7 @@ class AttentionConfig(MixerConfig):
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormConfig | None = None
+    qk_head_norm: NormConfig | None = None
     qk_wide_norm: NormConfig | None = None
     scale: float | None = None
     soft_cap: float | None = None
@@ -109,6 +111,9 @@ class Attention(Mixer):
             self.q_norm = c.qk_norm.build(c.head_dim, dtype)
         if c.qk_norm is not None and not self.shares:
             self.k_norm = c.qk_norm.build(c.head_dim, dtype)
+        if c.qk_head_norm is not None:
+            self.q_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_attention_heads)
+            self.k_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_key_value_heads)
         if c.qk_wide_norm is not None:
             self.q_wide_norm = c.qk_wide_norm.build(c.num_attention_heads * c.head_dim, dtype)
             self.k_wide_norm = c.qk_wide_norm.build(c.num_key_value_heads * c.head_dim, dtype)
@@ -133,6 +138,7 @@ class Attention(Mixer):
         x = x if c.qk_wide_norm is None else getattr(self, f"{which}_wide_norm")(x)
         x = by_heads(x, c.head_dim)
         x = x if c.qk_norm is None else getattr(self, f"{which}_norm")(x)
+        x = x if c.qk_head_norm is None else getattr(self, f"{which}_head_norm")(x)
         return x if rope is None else rotate(x, *rope)
 
     def keys(self, x, rope):

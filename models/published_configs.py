@@ -80,6 +80,13 @@ _STARCODER2 = {
     "sliding_window": 4096, "use_bias": True,
 }  # fmt: skip
 
+_STABLELM = {
+    "architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "vocab_size": 100352, "num_key_value_heads": 8,
+    "hidden_act": "silu", "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "rope_theta": 10000,
+    "partial_rotary_factor": 0.25, "use_qkv_bias": False, "qk_layernorm": True, "use_parallel_residual": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -102,6 +109,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
     "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
     "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
+    "stabilityai/stablelm-2-12b": _sized(_STABLELM, 5120, 13824, 40, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -122,6 +122,14 @@ MORE: dict[str, dict[str, Any]] = {
         "hidden_act": "relu",
         "rope_theta": 3e4,
     },
+    "stablelm": {
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+        "use_qkv_bias": True,
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-3,
+    },
     "phi": {
         "partial_rotary_factor": 0.25,
         "qk_layernorm": True,
@@ -147,7 +155,8 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{CLASSES[kind]}Config")
     read = set()
-    for given in (SIZES, SIZES | MORE.get(kind, {})):
+    sizes = SIZES | NEEDED.get(kind, {})
+    for given in (sizes, sizes | MORE.get(kind, {})):
         theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
         ours = hf_config.from_hf({"model_type": kind} | given)
         assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
@@ -233,6 +242,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "stablelm": {"num_key_value_heads": 8},
 }
 SWITCHES = {
     "attn_output_gate": (True, False), "clip_qkv": (8.0, None), "is_causal": (False, True),
@@ -245,7 +255,7 @@ SWITCHES = {
 OWN = {
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
-    "gpt_neox": {"use_parallel_residual"},
+    "gpt_neox": {"use_parallel_residual"}, "stablelm": {"use_parallel_residual"},
 }  # fmt: skip
 
 
@@ -411,7 +421,7 @@ PUBLISHED = {
     }),
     **{name: (billions, CONFIGS[name]) for name, billions in (
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
-        ("bigcode/starcoder2-7b", 7.17),
+        ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
     )},
 }  # fmt: skip
 

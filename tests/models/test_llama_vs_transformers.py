@@ -169,10 +169,23 @@ def test_hidden_states_and_partial_stacks(references):
     assert jax.tree.structure(parts.delta) == jax.tree.structure(out.delta)
 
 
-MESH = ["llama3", "glm4_moe", "olmo2", "granite4", "gpt_neox", "gpt2", "gemma3", "gemma4_moe", "gemma4_small"]
+MESH = [
+    "llama3",
+    "glm4_moe",
+    "olmo2",
+    "granite4",
+    "gpt_neox",
+    "gpt2",
+    "stablelm_parallel",
+    "gemma3",
+    "gemma4_moe",
+    "gemma4_small",
+]
 
 
-@pytest.mark.parametrize("name", but_slow(MESH, "glm4_moe", "olmo2", "granite4", "gpt_neox", "gpt2", "gemma3"))
+@pytest.mark.parametrize(
+    "name", but_slow(MESH, "glm4_moe", "olmo2", "granite4", "gpt_neox", "gpt2", "stablelm_parallel", "gemma3")
+)
 def test_mesh_gives_the_same_logits(references, name):
     reference = references(name)
     from jax.sharding import AxisType

@@ -87,6 +87,11 @@ _STABLELM = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
+_OPT = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272, "activation_function": "relu",
+    "max_position_embeddings": 2048, "do_layer_norm_before": True,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -110,6 +115,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
     "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
     "stabilityai/stablelm-2-12b": _sized(_STABLELM, 5120, 13824, 40, 32),
+    "facebook/opt-6.7b": _OPT
+    | {
+        "hidden_size": 4096,
+        "ffn_dim": 16384,
+        "word_embed_proj_dim": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

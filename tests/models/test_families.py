@@ -130,6 +130,13 @@ MORE: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
         "layer_norm_eps": 1e-3,
     },
+    "opt": {
+        "ffn_dim": 100,
+        "activation_function": "gelu",
+        "enable_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    },
     "phi": {
         "partial_rotary_factor": 0.25,
         "qk_layernorm": True,
@@ -229,6 +236,14 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
+        (
+            "opt",
+            {"word_embed_proj_dim": 32},
+            "word_embed_proj_dim 32 is not supported; OPTForCausalLM is read .* width, 64",
+        ),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -322,15 +337,16 @@ def test_a_heads_bias_is_no_part_of_its_kernel(references):
     np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ("gpt_neox", "gpt2"))
+@pytest.mark.parametrize("name", ("gpt_neox", "gpt2", "opt"))
 def test_old_files_of_a_family(references, tmp_path, name):
-    """They hold masks of attention, and those of GPT-2 lack a prefix."""
-    first = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}[name]
+    """Some hold masks of attention, and those of GPT-2 and OPT lack a prefix."""
+    masked = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}.get(name)
 
     def change(arrays):
-        arrays |= {f"{first}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in ("bias", "masked_bias")}
+        masks = () if masked is None else ("bias", "masked_bias")
+        arrays |= {f"{masked}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in masks}
         for tensor in list(arrays):
-            arrays[tensor.removeprefix("transformer.")] = arrays.pop(tensor)
+            arrays[tensor.removeprefix("transformer.").removeprefix("model.")] = arrays.pop(tensor)
 
     folder = references(name).folder
     old = models.load(spoilt(folder, tmp_path / "old", change), dtype="float32")
@@ -422,6 +438,7 @@ PUBLISHED = {
     **{name: (billions, CONFIGS[name]) for name, billions in (
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
         ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
+        ("facebook/opt-6.7b", 6.66),
     )},
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ def build(name: str, folder: Path) -> Reference:
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
         ()
-        if kind in ("Gemma2", "Gemma3Text")
+        if kind in ("Gemma2", "Gemma3Text", "Nemotron")
         else (
             "norm.weight",
             "norm_1.weight",
@@ -49,7 +49,7 @@ def build(name: str, folder: Path) -> Reference:
             "scale",
         )
     )
-    with torch.no_grad():  # Gemma 2's and 3's norms are around 0: they scale by 1 more
+    with torch.no_grad():  # Gemma 2's, 3's and Nemotron's norms are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in stored:
                 parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)

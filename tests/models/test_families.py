@@ -130,6 +130,15 @@ MORE: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
         "layer_norm_eps": 1e-3,
     },
+    "nemotron": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_eps": 1e-3,
+        "hidden_act": "gelu",
+    },
     "opt": {
         "ffn_dim": 100,
         "activation_function": "gelu",
@@ -438,7 +447,7 @@ PUBLISHED = {
     **{name: (billions, CONFIGS[name]) for name, billions in (
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
         ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
-        ("facebook/opt-6.7b", 6.66),
+        ("facebook/opt-6.7b", 6.66), ("nvidia/Nemotron-Mini-4B-Instruct", 4.19),
     )},
 }  # fmt: skip
 

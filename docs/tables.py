@@ -295,7 +295,7 @@ def _norms(config: ModelConfig) -> str:
         "after attention and MLP too": layer.post_norms and layer.pre_norms,
         "after attention and MLP, not before": layer.post_norms and not layer.pre_norms,
         "of q and k": own.qk_norm and own.norm_first, "of q and k after the rope": own.qk_norm and not own.norm_first,
-        "of q and k over all heads": own.qk_wide_norm, "of v": own.value_norm,
+        "of q and k over all heads": own.qk_wide_norm, "of each head of q and k": own.qk_head_norm, "of v": own.value_norm,
     }  # fmt: skip
     return "; ".join((kinds[config.norm.kind], *(what for what, has in more.items() if has)))
 

@@ -37,6 +37,7 @@ class AttentionConfig(MixerConfig):
       o_bias: whether the output has one.
       qk_norm: the norm of each head of queries and keys.
       norm_first: whether that norm is before the rope, and not after it (Hunyuan).
+      qk_head_norm: a norm before the rope with other parameters for each head (StableLM).
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
       query_scale: the factor of queries by their positions; None: 1.
       scale: the factor of the scores; None: H^-0.5.
@@ -58,6 +59,7 @@ class AttentionConfig(MixerConfig):
     o_bias: bool = False
     qk_norm: NormConfig | None = None
     norm_first: bool = True
+    qk_head_norm: NormConfig | None = None
     qk_wide_norm: NormConfig | None = None
     query_scale: QueryScale | None = None
     scale: float | None = None
@@ -113,6 +115,9 @@ class Attention(Mixer):
             self.q_norm = c.qk_norm.build(c.head_dim, dtype)
         if c.qk_norm is not None and not self.shares:
             self.k_norm = c.qk_norm.build(c.head_dim, dtype)
+        if c.qk_head_norm is not None:
+            self.q_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_attention_heads)
+            self.k_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_key_value_heads)
         if c.qk_wide_norm is not None:
             self.q_wide_norm = c.qk_wide_norm.build(c.num_attention_heads * c.head_dim, dtype)
             self.k_wide_norm = c.qk_wide_norm.build(c.num_key_value_heads * c.head_dim, dtype)
@@ -138,6 +143,7 @@ class Attention(Mixer):
         x = by_heads(x, c.head_dim)
         norm = (lambda x: x) if c.qk_norm is None else getattr(self, f"{which}_norm")
         x = norm(x) if c.norm_first else x
+        x = x if c.qk_head_norm is None else getattr(self, f"{which}_head_norm")(x)
         x = x if rope is None else rotate(x, *rope)
         return x if c.norm_first else norm(x)
 

@@ -131,6 +131,24 @@ _STARCODER2 = {
     "sliding_window": 4096, "use_bias": True,
 }  # fmt: skip
 
+_STABLELM = {
+    "architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "vocab_size": 100352, "num_key_value_heads": 8,
+    "hidden_act": "silu", "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "rope_theta": 10000,
+    "partial_rotary_factor": 0.25, "use_qkv_bias": False, "qk_layernorm": True, "use_parallel_residual": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+_OPT = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272, "activation_function": "relu",
+    "max_position_embeddings": 2048, "do_layer_norm_before": True,
+}  # fmt: skip
+
+_NEMOTRON = {
+    "architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "vocab_size": 256000, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_act": "relu2", "max_position_embeddings": 4096, "norm_eps": 1e-5, "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -162,6 +180,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
     "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
     "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
+    "stabilityai/stablelm-2-12b": _sized(_STABLELM, 5120, 13824, 40, 32),
+    "facebook/opt-6.7b": _OPT
+    | {
+        "hidden_size": 4096,
+        "ffn_dim": 16384,
+        "word_embed_proj_dim": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

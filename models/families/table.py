@@ -30,6 +30,9 @@ from specjax.models.families.gpt_neox import GPT_NEOX as GPT_NEOX
 from specjax.models.families.phi import PHI as PHI
 from specjax.models.families.gpt2 import GPT2 as GPT2
 from specjax.models.families.starcoder2 import STARCODER2 as STARCODER2
+from specjax.models.families.stablelm import STABLELM as STABLELM
+from specjax.models.families.opt import OPT as OPT
+from specjax.models.families.nemotron import NEMOTRON as NEMOTRON
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3
 from specjax.models.gemma_text import GEMMA4 as GEMMA4

@@ -18,7 +18,6 @@ UNSUPPORTED = {
     ): "latent attention (MLA): keys and values are made of one compressed vector per token",
     ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
     ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
-    ("OPTForCausalLM", "StableLmForCausalLM"): "layer norms with a mean",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """Names of architectures to what is not supported of them."""

@@ -148,6 +148,30 @@ MORE: dict[str, dict[str, Any]] = {
         "hidden_act": "relu",
         "rope_theta": 3e4,
     },
+    "stablelm": {
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+        "use_qkv_bias": True,
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-3,
+    },
+    "nemotron": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_eps": 1e-3,
+        "hidden_act": "gelu",
+    },
+    "opt": {
+        "ffn_dim": 100,
+        "activation_function": "gelu",
+        "enable_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    },
     "phi": {
         "partial_rotary_factor": 0.25,
         "qk_layernorm": True,
@@ -173,8 +197,8 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{CLASSES[kind]}Config")
     read = set()
-    least = SIZES | NEEDED.get(kind, {})
-    for given in (least, least | MORE.get(kind, {})):
+    sizes = SIZES | NEEDED.get(kind, {})
+    for given in (sizes, sizes | MORE.get(kind, {})):
         theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
         ours = hf_config.from_hf({"model_type": kind} | given)
         assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
@@ -294,6 +318,14 @@ def test_a_model_is_written_as_the_family_that_was_read():
             {"rope_scaling": GROWS | {"llama_4_scaling_beta": -1}},
             "scaling_beta must be a positive number, not -1",
         ),
+        (
+            "opt",
+            {"word_embed_proj_dim": 32},
+            "word_embed_proj_dim 32 is not supported; OPTForCausalLM is read .* width, 64",
+        ),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -308,6 +340,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "exaone4": {"num_key_value_heads": 4},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "stablelm": {"num_key_value_heads": 8},
 }
 SWITCHES = {
     "attn_output_gate": (True, False), "clip_qkv": (8.0, None), "is_causal": (False, True),
@@ -320,7 +353,7 @@ SWITCHES = {
 OWN = {
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
-    "gpt_neox": {"use_parallel_residual"},
+    "gpt_neox": {"use_parallel_residual"}, "stablelm": {"use_parallel_residual"},
 }  # fmt: skip
 
 
@@ -419,15 +452,16 @@ def test_a_heads_bias_is_no_part_of_its_kernel(references):
     np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ("gpt_neox", "gpt2"))
+@pytest.mark.parametrize("name", ("gpt_neox", "gpt2", "opt"))
 def test_old_files_of_a_family(references, tmp_path, name):
-    """They hold masks of attention, and those of GPT-2 lack a prefix."""
-    first = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}[name]
+    """Some hold masks of attention, and those of GPT-2 and OPT lack a prefix."""
+    masked = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}.get(name)
 
     def change(arrays):
-        arrays |= {f"{first}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in ("bias", "masked_bias")}
+        masks = () if masked is None else ("bias", "masked_bias")
+        arrays |= {f"{masked}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in masks}
         for tensor in list(arrays):
-            arrays[tensor.removeprefix("transformer.")] = arrays.pop(tensor)
+            arrays[tensor.removeprefix("transformer.").removeprefix("model.")] = arrays.pop(tensor)
 
     folder = references(name).folder
     old = models.load(spoilt(folder, tmp_path / "old", change), dtype="float32")
@@ -595,7 +629,8 @@ PUBLISHED = {
     }),
     **{name: (billions, CONFIGS[name]) for name, billions in (
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
-        ("bigcode/starcoder2-7b", 7.17),
+        ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
+        ("facebook/opt-6.7b", 6.66), ("nvidia/Nemotron-Mini-4B-Instruct", 4.19),
     )},
 }  # fmt: skip
 

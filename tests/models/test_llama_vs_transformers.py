@@ -205,6 +205,7 @@ SLOW_MESHES = (
     "ministral3",
     "gpt_neox",
     "gpt2",
+    "stablelm_parallel",
 )
 
 

@@ -302,6 +302,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True}),
     "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 8}),
+    "stablelm": ("StableLm", {"num_key_value_heads": 2, "use_qkv_bias": True}),
+    "stablelm_parallel": (
+        "StableLm",
+        {"num_key_value_heads": 2, "qk_layernorm": True, "use_parallel_residual": True, "tie_word_embeddings": True},
+    ),
+    "opt": ("OPT", {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0}),
+    "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

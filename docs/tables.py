@@ -300,7 +300,8 @@ def _norms(config: ModelConfig) -> str:
         "of the embedding, not before the first attention": config.embedding.norm,
         "after attention and MLP too": layer.post_norms and layer.pre_norms,
         "after attention and MLP, not before": layer.post_norms and not layer.pre_norms,
-        "of q and k": own.qk_norm, "of q and k over all heads": own.qk_wide_norm, "of v": own.value_norm,
+        "of q and k": own.qk_norm and own.norm_first, "of q and k after the rope": own.qk_norm and not own.norm_first,
+        "of q and k over all heads": own.qk_wide_norm, "of each head of q and k": own.qk_head_norm, "of v": own.value_norm,
     }  # fmt: skip
     return "; ".join((kinds[config.norm.kind], *(what for what, has in more.items() if has)))
 
@@ -315,6 +316,7 @@ def _attention(config: ModelConfig) -> str:
         "a scale of its own": own.scale is not None,
         f"scores within {own.soft_cap}": own.soft_cap is not None,
         "biases": own.o_bias,
+        "queries grow with positions": own.query_scale is not None,
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
         "no positions": still == len(ropes) and config.embedding.positions is None,
@@ -328,6 +330,7 @@ def _attention(config: ModelConfig) -> str:
 
 _ACTIVATIONS = {
     "silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)", "gelu": "GELU", "relu": "ReLU", "relu2": "the square of ReLU",
+    "xielu": "xIELU",
 }  # fmt: skip
 
 
@@ -356,6 +359,8 @@ def _ends(config: ModelConfig) -> str:
         "logits divided by another": head.logits_scaling != 1,
         f"logits within {head.soft_cap}": head.soft_cap is not None,
         "one table": head.tied,
+        "a bias of logits": head.bias,
+        "a dense layer and a norm before the head": head.transform,
         "a number times every layer's output": config.layers[0].scalar,
         "inputs per layer": config.embedding.layer_inputs is not None,
     }

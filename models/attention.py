@@ -18,7 +18,7 @@ from specjax.models.kv_bits import parts, read, stored
 from specjax.models.linear import Linear, by_heads
 from specjax.models.mixers import Mixer, MixerConfig
 from specjax.models.norms import NormConfig, rms_norm
-from specjax.models.ropes import RopeConfig, rope_tables, rotate
+from specjax.models.ropes import QueryScale, RopeConfig, rope_tables, rotate
 
 Array = jax.Array
 
@@ -35,9 +35,12 @@ class AttentionConfig(MixerConfig):
       window: how many tokens a query sees, counting back from and including itself; None: all.
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
-      qk_norm: the norm of each head of queries and keys, before the rope.
+      qk_norm: the norm of each head of queries and keys.
+      norm_first: whether that norm is before the rope, and not after it (Hunyuan).
+      qk_head_norm: a norm before the rope with other parameters for each head (StableLM).
       qk_wide_norm: the norm of queries and keys over all heads at once, before they are split (OLMo).
       clip: keeps queries and keys, after their wide norms, and values within this distance of zero (OLMoE).
+      query_scale: the factor of queries by their positions; None: 1.
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
       sinks: whether every head has a learned score without a value that takes part in its softmaxes.
@@ -56,8 +59,11 @@ class AttentionConfig(MixerConfig):
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormConfig | None = None
+    norm_first: bool = True
+    qk_head_norm: NormConfig | None = None
     qk_wide_norm: NormConfig | None = None
     clip: float | None = None
+    query_scale: QueryScale | None = None
     scale: float | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -111,6 +117,9 @@ class Attention(Mixer):
             self.q_norm = c.qk_norm.build(c.head_dim, dtype)
         if c.qk_norm is not None and not self.shares:
             self.k_norm = c.qk_norm.build(c.head_dim, dtype)
+        if c.qk_head_norm is not None:
+            self.q_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_attention_heads)
+            self.k_head_norm = c.qk_head_norm.build(c.head_dim, dtype, c.num_key_value_heads)
         if c.qk_wide_norm is not None:
             self.q_wide_norm = c.qk_wide_norm.build(c.num_attention_heads * c.head_dim, dtype)
             self.k_wide_norm = c.qk_wide_norm.build(c.num_key_value_heads * c.head_dim, dtype)
@@ -138,8 +147,11 @@ class Attention(Mixer):
         c = self.config
         x = x if c.qk_wide_norm is None else getattr(self, f"{which}_wide_norm")(x)
         x = by_heads(self._clipped(x), c.head_dim)
-        x = x if c.qk_norm is None else getattr(self, f"{which}_norm")(x)
-        return x if rope is None else rotate(x, *rope)
+        norm = (lambda x: x) if c.qk_norm is None else getattr(self, f"{which}_norm")
+        x = norm(x) if c.norm_first else x
+        x = x if c.qk_head_norm is None else getattr(self, f"{which}_head_norm")(x)
+        x = x if rope is None else rotate(x, *rope)
+        return x if c.norm_first else norm(x)
 
     def keys(self, x, rope):
         """`[B, T, K, H]`, rotated."""
@@ -153,6 +165,8 @@ class Attention(Mixer):
         c = self.config
         batch, length, _ = x.shape
         q = self._placed(self.q(x), "q", rope)
+        if c.query_scale is not None:
+            q = q * c.query_scale.at(block.positions)[:, :, None, None].astype(q.dtype)
         k, v = self._own(x, rope, cache) if shared is None else shared[:2]
         keys, values = read(k, q.dtype), read(v, q.dtype)
         if past is not None:

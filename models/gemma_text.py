@@ -248,13 +248,7 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return weights.hf_name(path)
 
 
-_PREFIXES = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
 _OF_KEYS = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.")
-_NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio.")
 
 
 def text_tensors(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -262,16 +256,9 @@ def text_tensors(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, T
 
     Keys and values of layers that read another layer's are left out: files may hold them, but nothing reads them.
     """
-    found, owners = {}, {i for i in range(config.num_hidden_layers) if config.source(i) == i}
-    for name, tensor in tensors.items():
-        if name.removeprefix("model.").startswith(_NOT_TEXT):
-            continue
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
-        name = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
-        shared = _OF_KEYS.match(name)
-        if not shared or int(shared[1]) in owners:
-            found[name] = tensor
-    return found
+    owners = {i for i in range(config.num_hidden_layers) if config.source(i) == i}
+    unread = lambda name: (own := _OF_KEYS.match(name)) is not None and int(own[1]) not in owners
+    return {name: x for name, x in base.text_part(tensors, config).items() if not unread(name)}
 
 
 _SHARED: dict[str, Any] = {"layout": hf_name, "text": text_tensors}

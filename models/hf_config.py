@@ -39,14 +39,17 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
         fields that describe a different model.
     """
     family = family_of(config)
-    text = family.renamed(config | an_object("text_config", config.get("text_config")))
+    text = config | an_object("text_config", config.get("text_config"))
+    if config.get("tie_word_embeddings") is True:
+        text["tie_word_embeddings"] = True  # what transformers goes by, whatever the text's part says
+    text = family.renamed(text)
     packed.found(config)  # unsupported packings are reported before any other error
-    given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
+    made = {name: usual for name, usual in family.usual.items() if callable(usual)}
+    given, asked = {**_USUAL, **family.usual, **dict.fromkeys(made), **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
         asked.add(name)
-        usual = family.usual.get(name)
-        return usual(get) if given.get(name) is None and callable(usual) else given.get(name)
+        return made[name](get) if given.get(name) is None and name in made else given.get(name)
 
     check_fixed(given, dict(family.fixed), family.architecture)
     free = {"num_key_value_heads"} | ({"head_dim"} if family.usual.get("head_dim") is None else set())
@@ -156,6 +159,8 @@ def _rope(config: ModelConfig) -> dict[str, Any]:
 def family_of(config: dict[str, Any]) -> Family:
     """The family of a parsed `config.json`: by `architectures` or, if absent, by `model_type`.
 
+    Of a larger model that is read, the `model_type` in its `text_config` decides, where that is a family's.
+
     Raises:
       ModelError: if it is not supported.
     """
@@ -163,7 +168,8 @@ def family_of(config: dict[str, Any]) -> Family:
     named = [str(name) for name in ([named] if isinstance(named, str) else named) if name]
     for family in FAMILIES.values():
         if {family.model_type, family.architecture, *family.others} & set(named):
-            return family
+            text = an_object("text_config", config.get("text_config"))
+            return FAMILIES.get(str(text.get("model_type")), family)
     found = ", ".join(named) or "none named"
     why = reason(named)
     known = "" if why is None else f" ({why})"

@@ -82,6 +82,10 @@ def _linear(rope: dict[str, Any], original: Any) -> RopeScaling:
     return RopeScaling("linear", float(rope["factor"]))
 
 
+def _dynamic(rope: dict[str, Any], original: Any) -> RopeScaling:
+    return RopeScaling("dynamic", float(rope["factor"]))
+
+
 def _llama3(rope: dict[str, Any], original: Any) -> RopeScaling:
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if not is_size(original) or low >= high:
@@ -148,6 +152,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeSca
     "linear": (("factor",), _linear),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), _llama3),
     "yarn": (("factor",), _yarn),
+    "dynamic": (("factor",), _dynamic),
 }
 """For each type: the fields that it needs, and the function that reads them, given the positions of the first
 training."""

@@ -27,6 +27,7 @@ from specjax.models import (
     weights,
 )
 from specjax.models import masked as masked_config
+from specjax.models.attention import AttentionConfig
 from specjax.models.default import DEFAULT_MODEL
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -100,7 +101,9 @@ def load(
       adapter: the folder or hub id of a PEFT LoRA adapter, which is merged into the parameters; for models of the Llama
         family. See `specjax.models.adapters`.
       longest: how many positions the model is used for; None: as many as `config.json` says. A rope with different
-        factors for short and long texts (`longrope` of Phi-3) uses those for this length in every text.
+        factors for short and long texts (`longrope` of Phi-3) uses those for this length in every text. A rope whose
+        base grows with the text (`dynamic`) has the base for this length in every text, and may reach further than
+        `config.json` says.
       weights: a format for the layers' matrices: `int8`, `int4`, `fp8` or `dfloat11`, optionally with settings, such as
         `int4:group=32`; see `specjax.models.formats`. Each matrix is quantised as it is read or, with an adapter or an
         Orbax checkpoint, once all are loaded. `packed` keeps the codes and scales of matrices that the file packs;
@@ -135,7 +138,7 @@ def load(
     raw, words, config_file = _said(folder)
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     lm = _with_own_head(lm, raw, folder, name)
-    lm, dtype = typed(lm if longest is None else _shortened(lm, longest), dtype)
+    lm, dtype = typed(lm if longest is None else _used_for(lm, longest), dtype)
     if adapter is not None and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
     form = checked_format(form, lm)
@@ -266,13 +269,19 @@ def outer(params: dict[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in params.items() if name != "layers"}
 
 
-def _shortened(lm: Any, longest: int) -> Any:
-    most = getattr(lm.config, "max_position_embeddings", NO_LIMIT)
+def _used_for(lm: Any, longest: int) -> Any:
+    """A model for texts of at most so many positions; only with a rope of type `dynamic` may they be more than the file
+    says."""
+    made_for = getattr(lm.config, "max_position_embeddings", NO_LIMIT)
+    ropes = [one.rope for one in lm.config.attentions if one.rope is not None] if isinstance(lm, LlamaLM) else []
+    most = NO_LIMIT if any(rope.grows for rope in ropes) else made_for
     if not isinstance(lm, LlamaLM) or not is_size(longest) or longest > most:
         raise ModelError(
             f"longest must be a number of positions of a model of the Llama family, up to {most}, not {longest!r}"
         )
-    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, max_position_embeddings=longest))
+    fixed = lambda one: None if one.rope is None else one.rope.fixed(one.head_dim, made_for, longest)
+    config = lm.config.mapped(AttentionConfig, lambda one: dataclasses.replace(one, rope=fixed(one)))
+    return dataclasses.replace(lm, config=dataclasses.replace(config, max_position_embeddings=longest))
 
 
 def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from specjax.sharding import rules
 
-_COPIED = ("k", "v", "k_wide_norm")  # the modules whose outputs are kv-heads
+_OF_EACH = "k_head_norm"  # the module whose parameters have an axis of kv-heads
+_COPIED = ("k", "v", "k_wide_norm", _OF_EACH)  # the modules whose outputs are kv-heads
 
 
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
@@ -53,6 +54,8 @@ def _change(params, heads, function):
     def change(path, x):
         if not is_copied(path) or x.shape[-1] == 1:  # shared by all outputs of a matrix
             return x
+        if path[-2].key == _OF_EACH:
+            return function(x)
         split = x.reshape(*x.shape[:-1], heads, -1)
         return function(split).reshape(*x.shape[:-1], -1)
 

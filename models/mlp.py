@@ -4,12 +4,13 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.linear import Linear
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "gelu", "relu", "relu2", "xielu"]
 ACTIVATIONS = {
     "silu": nnx.silu,
     "gelu_pytorch_tanh": functools.partial(nnx.gelu, approximate=True),
@@ -17,7 +18,8 @@ ACTIVATIONS = {
     "relu": nnx.relu,
     "relu2": lambda x: jnp.square(nnx.relu(x)),
 }
-"""Activations by Hugging Face's names. `gelu_pytorch_tanh` is the tanh approximation of GELU, `relu2` the square of ReLU."""
+"""Activations by Hugging Face's names. `gelu_pytorch_tanh` is the tanh approximation of GELU, `relu2` the square of ReLU.
+`xielu` is a module; see `XIELU`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +59,30 @@ class MLP(nnx.Module):
         self.up = linear(width, config.intermediate_size)
         self.down = linear(config.intermediate_size, width)
         self.hidden_act = config.hidden_act
+        if config.hidden_act == "xielu":
+            self.act = XIELU(dtype)
 
     def __call__(self, x):
-        act = ACTIVATIONS[self.hidden_act]
+        act = self.act if self.hidden_act == "xielu" else ACTIVATIONS[self.hidden_act]
         return self.down(act(self.gate(x)) * self.up(x) if self.gated else act(self.up(x)))
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
         return (self.down,)
+
+
+class XIELU(nnx.Module):
+    """The activation xIELU (Huang and Schlag 2024, arXiv:2411.13010, section 3): a parabola above zero, an exponential below.
+    Files hold its slope at zero and its bound beside the two curvatures that are learned."""
+
+    def __init__(self, dtype: Any):
+        curvature = lambda value: nnx.Param(jnp.log(jnp.expm1(jnp.full((1,), value, jnp.float32))).astype(dtype))
+        self.alpha_p, self.alpha_n = curvature(0.8), curvature(0.3)
+        self.beta, self.eps = nnx.Param(jnp.asarray(0.5, dtype)), nnx.Param(jnp.asarray(-1e-6, dtype))
+
+    def __call__(self, x):
+        wide = lambda param: jnp.reshape(param[...].astype(x.dtype), (1,) * x.ndim)
+        beta, eps = wide(self.beta), wide(self.eps)
+        above, below = jax.nn.softplus(wide(self.alpha_p)), beta + jax.nn.softplus(wide(self.alpha_n))
+        curved = jnp.where(x > 0, above * x * x, (jnp.expm1(jnp.minimum(x, eps)) - x) * below)
+        return curved + beta * x

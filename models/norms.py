@@ -30,9 +30,13 @@ class NormConfig:
     mean: bool = False
     bias: bool = False
 
-    def build(self, width: int, dtype: Any) -> "RMSNorm | LayerNorm":
-        """The module, over a last axis of `width`."""
-        return LayerNorm(self, width, dtype) if self.mean else RMSNorm(width, self.eps, dtype, self.kind)
+    def build(self, width: int, dtype: Any, heads: int | None = None) -> "RMSNorm | LayerNorm":
+        """The module, over a last axis of `width`; with `heads`, the axis before has that many, each with its own
+        parameters."""
+        lead = () if heads is None else (heads,)
+        if self.mean:
+            return LayerNorm(self, (*lead, width), dtype)
+        return RMSNorm((*lead, width), self.eps, dtype, self.kind)
 
 
 def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounded") -> Array:
@@ -40,7 +44,7 @@ def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounde
 
     Args:
       x: any shape.
-      scale: of the last axis, or None for 1.
+      scale: of the last axis or axes, or None for 1.
       eps: added to the mean square.
       kind: see `NormKind`.
     """
@@ -48,18 +52,23 @@ def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounde
     x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     if scale is None:
         return x32.astype(x.dtype)
-    scale = jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
+    scale = _over(x, scale)
     if kind == "rounded":
         return x32.astype(x.dtype) * scale
     scale = scale.astype(jnp.float32)
     return (x32 * (scale if kind == "wide" else 1 + scale)).astype(x.dtype)
 
 
+def _over(x: Array, parameter: Array) -> Array:
+    """A parameter of the last axes of `x` with as many axes as `x`."""
+    return jnp.reshape(parameter, (1,) * (x.ndim - parameter.ndim) + parameter.shape)
+
+
 class RMSNorm(nnx.Module):
     """See `rms_norm`."""
 
-    def __init__(self, width: int, eps: float, dtype: Any, kind: NormKind = "rounded"):
-        self.scale = nnx.Param((jnp.zeros if kind == "offset" else jnp.ones)((width,), dtype))
+    def __init__(self, shape: int | tuple[int, ...], eps: float, dtype: Any, kind: NormKind = "rounded"):
+        self.scale = nnx.Param((jnp.zeros if kind == "offset" else jnp.ones)(shape, dtype))
         self.eps, self.kind = eps, kind
 
     def __call__(self, x: Array) -> Array:
@@ -69,15 +78,15 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """See `NormConfig.mean`."""
 
-    def __init__(self, config: NormConfig, width: int, dtype: Any):
-        self.scale = nnx.Param((jnp.zeros if config.kind == "offset" else jnp.ones)((width,), dtype))
+    def __init__(self, config: NormConfig, shape: tuple[int, ...], dtype: Any):
+        self.scale = nnx.Param((jnp.zeros if config.kind == "offset" else jnp.ones)(shape, dtype))
         if config.bias:
-            self.bias = nnx.Param(jnp.zeros((width,), dtype))
+            self.bias = nnx.Param(jnp.zeros(shape, dtype))
         self.config = config
 
     def __call__(self, x: Array) -> Array:
         c, x32 = self.config, x.astype(jnp.float32)
         x32 = rms_norm(x32 - jnp.mean(x32, axis=-1, keepdims=True), self.scale[...], c.eps, c.kind)
         if c.bias:
-            x32 = x32 + jnp.reshape(self.bias[...].astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,))
+            x32 = x32 + _over(x, self.bias[...].astype(jnp.float32))
         return x32.astype(x.dtype)

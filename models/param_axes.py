@@ -12,6 +12,7 @@ _OUT_AXES = {
     "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp"}
+_OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
 
@@ -35,6 +36,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return (None,) * (ndim - 2) + ("vocab", "embed")
     if kind == "kernel":
         return (None,) * (ndim - 2) + (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
+    if module in _OF_EACH:
+        return (_OF_EACH[module], None)
     if kind == "bias" or (kind == "scale" and module in _OUT_AXES):
         return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
     if kind == "sinks":

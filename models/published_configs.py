@@ -67,6 +67,53 @@ _PHIMOE = {
     "attention_bias": True, "lm_head_bias": True, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0, "tie_word_embeddings": False,
 }  # fmt: skip
+_MISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vocab_size": 131072, "head_dim": 128,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e9,
+    "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN_VL = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vocab_size": 152064,
+    "num_key_value_heads": 4, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": False,
+}  # fmt: skip
+_EXAONE = {
+    "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "vocab_size": 102400, "num_key_value_heads": 8,
+    "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 4096,
+    "sliding_window_pattern": 4, "rope_scaling": _LLAMA["rope_scaling"] | {"factor": 16.0}, "tie_word_embeddings": False,
+}  # fmt: skip
+_HUNYUAN = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "vocab_size": 128167,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "tie_word_embeddings": True,
+}  # fmt: skip
+_APERTUS = {
+    "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "vocab_size": 131072, "num_key_value_heads": 8,
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0, "hidden_act": "xielu",
+    "rope_scaling": _LLAMA["rope_scaling"], "tie_word_embeddings": False,
+}  # fmt: skip
+_MINISTRAL = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
+    "text_config": {
+        "model_type": "ministral3", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+}  # fmt: skip
+_INTERNLM = {
+    "architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "vocab_size": 128512, "num_key_value_heads": 2,
+    "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 50000000.0,
+    "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM = {
+    "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 151552, "num_key_value_heads": 2, "head_dim": 128,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+    "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -83,6 +130,10 @@ _LING_2 = {
     "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
 }  # fmt: skip
 _LLADA2 = _LING_2 | {"architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe"}
+_GEMMA = {
+    "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "vocab_size": 256000, "head_dim": 256, "hidden_act": "gelu",
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+}  # fmt: skip
 _GEMMA2 = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
     "head_dim": 128, "query_pre_attn_scalar": 144, "sliding_window": 4096, "max_position_embeddings": 8192,
@@ -110,6 +161,41 @@ _PYTHIA = {
     "use_parallel_residual": True, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_PHI = {
+    "architectures": ["PhiForCausalLM"], "model_type": "phi", "vocab_size": 51200, "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.4,
+    "qk_layernorm": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257, "activation_function": "gelu_new",
+    "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+_STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "vocab_size": 49152, "num_key_value_heads": 4,
+    "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "rope_theta": 1000000.0,
+    "sliding_window": 4096, "use_bias": True,
+}  # fmt: skip
+
+_STABLELM = {
+    "architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "vocab_size": 100352, "num_key_value_heads": 8,
+    "hidden_act": "silu", "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "rope_theta": 10000,
+    "partial_rotary_factor": 0.25, "use_qkv_bias": False, "qk_layernorm": True, "use_parallel_residual": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+_OPT = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272, "activation_function": "relu",
+    "max_position_embeddings": 2048, "do_layer_norm_before": True,
+}  # fmt: skip
+
+_NEMOTRON = {
+    "architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "vocab_size": 256000, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_act": "relu2", "max_position_embeddings": 4096, "norm_eps": 1e-5, "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -132,11 +218,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
     "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
     "microsoft/Phi-3.5-MoE-instruct": _sized(_PHIMOE, 4096, 6400, 32, 32),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _sized(_QWEN_VL, 3584, 18944, 28, 28),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _sized(_MISTRAL, 5120, 32768, 40, 32),
+    "LGAI-EXAONE/EXAONE-4.0-32B": _sized(_EXAONE, 5120, 27392, 64, 40),
+    "tencent/Hunyuan-7B-Instruct": _sized(_HUNYUAN, 4096, 14336, 32, 32),
+    "swiss-ai/Apertus-8B-2509": _sized(_APERTUS, 4096, 21504, 32, 32),
+    "mistralai/Ministral-3-8B-Instruct-2512": _MINISTRAL,
+    "internlm/internlm3-8b-instruct": _sized(_INTERNLM, 4096, 10240, 48, 32),
+    "zai-org/GLM-4-9B-0414": _sized(_GLM, 4096, 13696, 40, 32),
+    "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),
+    "microsoft/phi-2": _sized(_PHI, 2560, 10240, 32, 32),
+    "openai-community/gpt2-xl": _GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25},
+    "bigcode/starcoder2-7b": _sized(_STARCODER2, 4608, 18432, 32, 36),
+    "stabilityai/stablelm-2-12b": _sized(_STABLELM, 5120, 13824, 40, 32),
+    "facebook/opt-6.7b": _OPT
+    | {
+        "hidden_size": 4096,
+        "ffn_dim": 16384,
+        "word_embed_proj_dim": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
     "inclusionAI/Ling-mini-2.0": _LING_2,

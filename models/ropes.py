@@ -23,6 +23,9 @@ class RopeScaling:
         `proportional` divides positions and rotates only the fastest pairs of a head (Gemma 4). `yarn` divides low
         frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2).
         `longrope` divides each frequency by its own factor (Ding et al. 2024, arXiv:2402.13753); see the class.
+        `dynamic` leaves frequencies as they are for all positions that the model was made for. Beyond them, its base would
+        grow with the text (arXiv:2309.00071, section 3.3), and keys in a cache would need another rotation; see
+        `RopeConfig.fixed`.
       factor: see `kind`.
       beta_fast: for `yarn`: pairs with at least so many turns within the first training's positions are unchanged.
       beta_slow: for `yarn`: pairs with at most so many turns are divided.
@@ -36,7 +39,7 @@ class RopeScaling:
         counterpart in the second half.
     """
 
-    kind: Literal["linear", "llama3", "proportional", "yarn", "longrope"]
+    kind: Literal["linear", "llama3", "proportional", "yarn", "longrope", "dynamic"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -78,6 +81,42 @@ class RopeConfig:
         """How many channels of a head are rotated."""
         return int(head_dim * self.share)
 
+    @property
+    def grows(self) -> bool:
+        """Whether its base grows with the text, once that is longer than the texts that the model was made for."""
+        return self.scaling is not None and self.scaling.kind == "dynamic"
+
+    def fixed(self, head_dim: int, made_for: int, longest: int) -> "RopeConfig":
+        """The rope, or in place of a `dynamic` one the rope that this is for a text of `longest` positions, in all of them.
+
+        Args:
+          head_dim: how many channels a head has.
+          made_for: how many positions the model was made for.
+          longest: how many positions it is used for.
+        """
+        if self.scaling is None or not self.grows:
+            return self
+        channels, factor = self.channels(head_dim), self.scaling.factor
+        stretch = max(1.0, factor * longest / made_for - (factor - 1))
+        return RopeConfig(self.theta * stretch ** (channels / (channels - 2)), None, self.share)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryScale:
+    """The factor of queries by their positions: `1 + beta * log(1 + floor(position / period))`.
+
+    Attributes:
+      beta: see above.
+      period: for so many positions the factor stays the same.
+    """
+
+    beta: float
+    period: int
+
+    def at(self, positions: Array) -> Array:
+        """The factors at positions of any shape, in float32."""
+        return 1 + self.beta * jnp.log1p((positions // self.period).astype(jnp.float32))
+
 
 def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
     """The scaled inverse frequencies `[R / 2]`, in float32, of the R channels of a head that are rotated.
@@ -90,7 +129,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
     channels, scaling = rope.channels(head_dim), rope.scaling
     exponent = jnp.arange(0, channels, 2, dtype=jnp.float32) / max(channels, 1)
     freq = 1.0 / (rope.theta**exponent)
-    if scaling is None:
+    if scaling is None or rope.grows:
         return freq
     if scaling.kind == "linear":
         return freq / scaling.factor

@@ -197,6 +197,8 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
 def _whole(parts: list[Part]) -> tuple[int, ...]:
     """The shape of all of their outputs."""
     shape, axis = parts[0].shape, parts[0].axis
+    if len(parts) == 1:
+        return shape  # a number has no axis
     return (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
 
 
@@ -204,6 +206,8 @@ def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> 
     """The outputs of each of them, from an array of all; they are on its axis `axis` (None: as in the file)."""
     array = array.reshape(_whole(parts)) if parts[0].each else array
     axis, runs = parts[0].axis if axis is None else axis, parts[0].runs
+    if len(parts) == 1:
+        return [array]
     split = array.reshape(*array.shape[:axis], runs, -1, *array.shape[axis + 1 :])
     ends = list(itertools.accumulate(part.shape[part.axis] // runs for part in parts))
     found = np.split(split, ends[:-1], axis=axis + 1)
@@ -213,6 +217,8 @@ def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> 
 def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
     """The tensor that holds them; the inverse of `cut_array`."""
     axis, runs = parts[0].axis, parts[0].runs
+    if len(parts) == 1:
+        return arrays[0]
     split = [own.reshape(*own.shape[:axis], runs, -1, *own.shape[axis + 1 :]) for own in arrays]
     return np.concatenate(split, axis=axis + 1).reshape(shape_of(parts))
 

@@ -9,7 +9,7 @@ from typing import Any
 from specjax.models import hf_rope, weights
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
-from specjax.models.fields import FULL, SLIDING, flag, is_size, layer_kinds, shown
+from specjax.models.fields import FULL, SLIDING, an_object, flag, is_size, layer_kinds, shown
 from specjax.models.layer import LayerConfig
 from specjax.models.mlp import ACTIVATIONS, Activation
 from specjax.models.model_config import ModelConfig
@@ -130,6 +130,33 @@ def _pairs(name: str, config: ModelConfig) -> str:
     return f"%{turned}/{attention.head_dim}" if attention is not None and turned else ""
 
 
+_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_NOT_TEXT = (
+    "vision_tower.",
+    "visual.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+)
+
+
+def text_part(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of a folder's text model, under the names of a text-only model; those that read images or sound are left
+    out."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.removeprefix("model.").startswith(_NOT_TEXT):
+            continue
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        found[_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    return found
+
+
 def activation(get: Fields) -> Activation:
     """What `hidden_act` says.
 
@@ -206,10 +233,27 @@ def ropes_by_kind(config: ModelConfig) -> dict[str, RopeConfig]:
     return {SLIDING: config.near.rope or RopeConfig(), FULL: far.rope or RopeConfig()}
 
 
+def rope_fields(get: Fields, usual: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a file says of its rope, or the usual of a family where it describes none: `rope_theta` beside it does not
+    count, as in transformers."""
+    name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
+    return an_object(name, get(name)) or usual or {}
+
+
+def with_rope(get: Fields, said: dict[str, Any]) -> Fields:
+    """The fields of a file that says this of its rope."""
+    own = {"rope_scaling": None, "rope_parameters": said}
+    return lambda name: own[name] if name in own else get(name)
+
+
+def said(rope: RopeConfig) -> dict[str, Any]:
+    """What `rope_parameters` says of one rope."""
+    return {"rope_theta": rope.theta} | (hf_rope.to_hf(rope.scaling) or {"rope_type": "default"})
+
+
 def rope_parameters(ropes: Mapping[str, RopeConfig]) -> dict[str, Any]:
     """The value of `rope_parameters` for ropes by the kind of layer."""
-    said = lambda rope: hf_rope.to_hf(rope.scaling) or {"rope_type": "default"}
-    return {kind: {"rope_theta": rope.theta} | said(rope) for kind, rope in ropes.items()}
+    return {kind: said(rope) for kind, rope in ropes.items()}
 
 
 def attention_bias(get: Fields) -> dict[str, Any]:

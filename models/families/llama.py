@@ -36,5 +36,5 @@ MISTRAL = Family(
     "mistral", "MistralForCausalLM",
     {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}, all_windowed,
     lambda config: {"sliding_window": config.near.window},
-    others=("MedusaModelMistral",),
+    others=("MedusaModelMistral", "Mistral3ForConditionalGeneration", "mistral3"), text=base.text_part,
 )  # fmt: skip

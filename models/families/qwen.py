@@ -131,8 +131,10 @@ def _write_moe(config: ModelConfig) -> dict[str, Any]:
 
 QWEN2 = Family(
     "qwen2", "Qwen2ForCausalLM", _USUAL, _read_2, _windows_to_hf,
-    others=("MiMoForCausalLM",),
-    note="windows (`use_sliding_window`)",
+    others=(
+        "MiMoForCausalLM", "Qwen2VLForConditionalGeneration", "qwen2_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl",
+    ),
+    text=base.text_part, note="windows (`use_sliding_window`)",
 )  # fmt: skip
 QWEN2_MOE = Family(
     "qwen2_moe", "Qwen2MoeForCausalLM",
@@ -147,6 +149,7 @@ QWEN2_MOE = Family(
 )  # fmt: skip
 QWEN3 = Family(
     "qwen3", "Qwen3ForCausalLM", _USUAL | {"head_dim": 128}, _read_3, _write_3,
+    others=("Qwen3VLForConditionalGeneration", "qwen3_vl"), text=base.text_part,
     note="windows (`use_sliding_window`), biases of attention",
 )  # fmt: skip
 QWEN3_MOE = Family(

@@ -46,7 +46,7 @@ _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
 )  # fmt: skip
 """Values that change nothing, and the fields that may have them."""
 
-_QK_NORM: Said = lambda c: c.near.qk_norm is not None or c.near.qk_wide_norm is not None
+_QK_NORM: Said = lambda c: any((c.near.qk_norm, c.near.qk_wide_norm, c.near.qk_head_norm))
 _SAID: dict[str, Said] = {
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), _QK_NORM),
     "attn_logit_softcapping": lambda c: c.near.soft_cap,

@@ -18,9 +18,6 @@ UNSUPPORTED = {
     ): "latent attention (MLA): keys and values are made of one compressed vector per token",
     ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
     ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
-    (
-        "GPT2LMHeadModel", "OPTForCausalLM", "PhiForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
-    ): "layer norms with a mean",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """The unsupported part of each architecture, by its names."""

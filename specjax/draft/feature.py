@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Trained, TreeDrafter
-from specjax.draft.head import head_kernel, params_dtype
+from specjax.draft.head import head_columns, params_dtype
 from specjax.lm import Block, Output, Wants
 from specjax.models.few_bits import embedded
 from specjax.models.kv import commit_kv, init_kv, kv_axes
@@ -123,8 +123,9 @@ class FeatureDrafter(TreeDrafter, Trained):
 
     def trimmed(self, params, target_params, ids):
         """Keeps only the columns `ids` of the draft's own head, or of the target's head if the draft has none."""
-        kernel = params["head"]["kernel"] if "head" in params else head_kernel(self.target, target_params)
-        return self, {**params, "head": {"kernel": kernel[:, ids]}, "ids": jnp.asarray(ids, jnp.int32)}
+        own = {name: x[..., ids] for name, x in params.get("head", {}).items()}
+        head = own or head_columns(self.target, target_params, ids)
+        return self, {**params, "head": head, "ids": jnp.asarray(ids, jnp.int32)}
 
     def restricted(self, params: PyTree, sampler: Sampler) -> Sampler:
         """The sampler for the head's distributions; `params["draft"]` holds `ids` if the head knows fewer tokens than

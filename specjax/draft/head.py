@@ -30,9 +30,21 @@ def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
     return kernel.astype(width.dtype) if ids is None else kernel[:, ids].astype(width.dtype)
 
 
+def head_columns(lm: LM, params: Any, ids: Array) -> dict[str, Array]:
+    """`kernel` `[E, U]`, the columns `ids` `[U]` of a model's head, and `bias` `[U]` if it has one."""
+    own: dict[str, Array] = {"kernel": head_kernel(lm, params, ids)}
+    if any(_is_bias(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)):
+        still = jnp.zeros((1, 1, own["kernel"].shape[0]), own["kernel"].dtype)
+        own["bias"] = lm.unembed(params, still)[0, 0, ids].astype(own["kernel"].dtype)
+    return own
+
+
+def _is_bias(path: tuple[Any, ...]) -> bool:
+    return [getattr(key, "key", None) for key in path[-2:]] == ["head", "bias"]
+
+
 def _without_bias(params: Any) -> Any:
-    of_head = lambda path: [getattr(key, "key", None) for key in path[-2:]] == ["head", "bias"]
-    return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if of_head(path) else x, params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if _is_bias(path) else x, params)
 
 
 def draft_logits(target: LM, params: Any, h: Array) -> Array:
@@ -46,7 +58,14 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
     head = params["draft"].get("head")
     if head is None:
         return target.unembed(params["target"], h)
-    return head_scores(h, head["kernel"])
+    return with_bias(head_scores(h, head["kernel"]), head)
+
+
+def with_bias(logits: Array, head: dict[str, Array]) -> Array:
+    """Logits `[..., U]` with the head's `bias` `[U]`, if it has one."""
+    if "bias" not in head:
+        return logits
+    return logits + jnp.reshape(head["bias"].astype(jnp.float32), (1,) * (logits.ndim - 1) + (-1,))
 
 
 @jax.custom_vjp

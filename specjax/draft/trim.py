@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.draft.base import Drafter, TreeDrafter
-from specjax.draft.head import check_ids, head_kernel, with_head
+from specjax.draft.head import check_ids, head_columns, with_bias, with_head
 from specjax.lm import LM
 from specjax.models.param_axes import param_axes
 
@@ -17,8 +17,8 @@ PyTree = Any
 class TrimmedLM:
     """A draft LM whose head has U columns; everything else is the model's.
 
-    Its parameters are {`lm`, `head`: {`kernel` `[E, U]`}, `ids` `[U]`}; `vocab_size` remains V, the tokens that it
-    reads.
+    Its parameters are {`lm`, `head`: {`kernel` `[E, U]`}, `ids` `[U]`}, and the head has a `bias` `[U]` if the model's
+    has one. `vocab_size` remains V, the tokens that it reads.
 
     Attributes:
       lm: the model.
@@ -45,7 +45,8 @@ class TrimmedLM:
         return self.lm.norm(params["lm"], h)
 
     def unembed(self, params, h):
-        return jnp.matmul(h, params["head"]["kernel"], preferred_element_type=jnp.float32)
+        head = params["head"]
+        return with_bias(jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32), head)
 
     def axes(self, params):
         return {**param_axes(params), "lm": self.lm.axes(params["lm"])}
@@ -81,6 +82,6 @@ def trimmed_model(lm: LM, params: PyTree, ids: Any) -> tuple[TrimmedLM, PyTree]:
     """A draft LM and its parameters, with only the columns `ids` of its head."""
     return TrimmedLM(lm), {
         "lm": params,
-        "head": {"kernel": head_kernel(lm, params, ids)},
+        "head": head_columns(lm, params, ids),
         "ids": jnp.asarray(ids, jnp.int32),
     }

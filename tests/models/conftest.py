@@ -1,11 +1,13 @@
 """Tiny random-weight models of every family, made with transformers and saved once a session."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_families import FAMILIES, SIZES, odd
+from support import tiny_families
+from support.tiny_families import FAMILIES, SIZES, WHOLE, odd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +33,35 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
     import torch
     import transformers
 
-    kind, options = FAMILIES[name]
-    config = getattr(transformers, f"{kind}Config")(**(SIZES | options | drawn))
+    kind, options = FAMILIES[name] if name in FAMILIES else WHOLE[name]
+    config = getattr(transformers, f"{kind}Config")(**((SIZES if name in FAMILIES else {}) | options | drawn))
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
+    head = "ForCausalLM" if name in FAMILIES else "ForConditionalGeneration"
+    named = tiny_families.LM.get(kind, f"{kind.removesuffix('Text')}{head}")
+    model = getattr(transformers, named, transformers.AutoModelForCausalLM.from_config)(config).eval()
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
-        () if kind in ("Gemma2", "Gemma3Text") else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
+        ()
+        if kind in ("Gemma", "Gemma2", "Gemma3Text", "Nemotron")
+        else (
+            "norm.weight",
+            "norm_1.weight",
+            "norm_2.weight",
+            "ln_1.weight",
+            "ln_2.weight",
+            "ln_f.weight",
+            "scalar",
+            "scale",
+        )
     )
-    with torch.no_grad():  # Gemma 2's and 3's norms are around 0: they scale by 1 more
+    with torch.no_grad():  # norms of Gemma 1 to 3 and Nemotron are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in stored:
                 parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)
     model.save_pretrained(folder)
+    if not hasattr(transformers, named):  # a Llama there; published files have a name of their own
+        said = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(said | {"architectures": [named]}))
     return Reference(name, model, folder)
 
 

@@ -51,7 +51,7 @@ def test_a_number_comes_back_within_half_a_step(dtype):
     np.testing.assert_array_equal(one.values, held.values[1, 2:3])
 
 
-@pytest.mark.parametrize("model", ALL, ids=lambda name: name or "plain")
+@pytest.mark.parametrize("model", but_slow(ALL, "experts", "shared"), ids=lambda name: name or "plain")
 def test_a_block_reads_itself_as_the_cache_will_return_it(model):
     """In one block or in two, of which the second finds the first in the cache: the logits are the same but for rounding, and
     not those of a float32 cache; a number that rounding brings over an edge counts as a step of int8."""

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from support import tiny_families
 
+import specjax
 from specjax import models
+from specjax.draft.head import draft_logits, head_kernel
+from specjax.draft.trim import trimmed_model
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, byte_ranges, hf_config, masked, tensors, weights
+from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, tensors, weights
 from specjax.models.families import base, table
 from specjax.models.published_configs import CONFIGS
 
@@ -115,6 +118,8 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 512}
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
 MORE: dict[str, dict[str, Any]] = {
     "phimoe": {
         "sliding_window": 9,
@@ -157,6 +162,13 @@ MORE: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 0,
         "head_dim": 16,
     },
+    "internlm3": {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+        "qkv_bias": True,
+        "bias": True,
+        "head_dim": 16,
+    },
+    "ministral3": {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.2}, "sliding_window": 9, "num_key_value_heads": 2},
     "olmo2": {"rope_theta": 5e5, "rope_scaling": YARN, "attention_bias": True, "num_key_value_heads": 2},
     "olmo3": {"rope_theta": 2e5, "rope_scaling": YARN, "sliding_window": 9},
     "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 7, "mlp_bias": True},
@@ -166,6 +178,22 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
+    "apertus": {
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    },
+    "arcee": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "mlp_bias": True,
+        "rope_scaling": YARN,
+        "tie_word_embeddings": True,
+    },
+    "exaone4": {"sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 16, "rope_scaling": YARN},
+    "glm": {"partial_rotary_factor": 0.25, "head_dim": 16, "rope_theta": 1e5},
+    "glm4": {"attention_bias": False, "head_dim": 16, "rope_scaling": YARN},
+    "hunyuan_v1_dense": {"rope_scaling": ALPHA, "head_dim": 16, "attention_bias": True, "num_experts": 1},
     "gpt_neox": {
         "use_parallel_residual": False,
         "rotary_pct": 0.5,
@@ -174,6 +202,54 @@ MORE: dict[str, dict[str, Any]] = {
         "hidden_act": "relu",
         "attention_bias": False,
         "layer_norm_eps": 1e-3,
+    },
+    "gpt2": {
+        "activation_function": "relu",
+        "n_inner": 100,
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+    },
+    "starcoder2": {
+        "num_key_value_heads": 4,
+        "sliding_window": 9,
+        "use_bias": False,
+        "norm_epsilon": 1e-3,
+        "hidden_act": "relu",
+        "rope_theta": 3e4,
+    },
+    "stablelm": {
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.5,
+        "use_qkv_bias": True,
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-3,
+    },
+    "nemotron": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_eps": 1e-3,
+        "hidden_act": "gelu",
+    },
+    "opt": {
+        "ffn_dim": 100,
+        "activation_function": "gelu",
+        "enable_bias": False,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 64,
+    },
+    "phi": {
+        "partial_rotary_factor": 0.25,
+        "qk_layernorm": True,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-3,
+        "num_key_value_heads": 2,
+        "rope_theta": 3e4,
     },
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
@@ -196,6 +272,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "exaone4": {"num_key_value_heads": 4},
+    "stablelm": {"num_key_value_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
 """What a file of theirs must say."""
@@ -220,6 +298,36 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
         assert written["model_type"] == kind
         read.add(ours)
     assert len(read) == 1 + (kind in MORE)
+
+
+def test_xielu_by_hand():
+    act = mlp.XIELU(np.float32)
+    act.alpha_p[...], act.alpha_n[...] = np.float32([0.3]), np.float32([-0.2])
+    got = act(np.float32([-2, -0.5, 0.5, 2]))
+    np.testing.assert_allclose(got, [0.246756, -0.133015, 0.463589, 4.417421], atol=2e-6)
+
+
+def test_ministral_is_the_text_of_a_mistral_3_that_says_so():
+    """What describes no rope has its usual one, whatever `rope_theta` is; queries may stay as they are."""
+    text = {"model_type": "ministral3"} | SIZES
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    plain = hf_config.from_hf(text)
+    assert hf_config.from_hf(outer | {"text_config": text | {"rope_theta": 5.0}}) == plain
+    assert (plain.rope.theta, plain.near.query_scale.beta, plain.near.query_scale.period) == (1e6, 0.1, 16384)
+    still = hf_config.from_hf(text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}})
+    assert still.near.query_scale is None and hf_config.from_hf(hf_config.to_hf(still)) == still
+    assert hf_config.to_hf(still)["model_type"] == "ministral3"
+
+
+def test_positions_of_exaone():
+    """Without a window all layers have them; where the file has one, those that have it."""
+    read = lambda **more: hf_config.from_hf({"model_type": "exaone4", "num_key_value_heads": 8} | SIZES | more)
+    turns = lambda config: [one.rope is not None for one in config.attentions]
+    assert turns(read(sliding_window=None)) == [True] * 8
+    assert turns(read()) == [True, True, True, False] * 2
+    none = read(layer_types=["full_attention"] * 8)
+    assert turns(none) == [False] * 8
+    assert hf_config.from_hf(hf_config.to_hf(none)) == none
 
 
 def test_old_names_of_phi_3s_rope():
@@ -289,6 +397,31 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
+        ("arcee", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; ArceeForCausalLM has 'relu2'"),
+        (
+            "exaone4",
+            {"num_key_value_heads": 8, "sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern must be a number of",
+        ),
+        ("hunyuan_v1_dense", {"rope_scaling": ALPHA | {"alpha": -1}}, "alpha must be a positive number, not -1"),
+        (
+            "ministral3",
+            {"rope_scaling": GROWS | {"original_max_position_embeddings": 0}},
+            "embeddings must be a positive integer",
+        ),
+        (
+            "ministral3",
+            {"rope_scaling": GROWS | {"llama_4_scaling_beta": -1}},
+            "scaling_beta must be a positive number, not -1",
+        ),
+        (
+            "opt",
+            {"word_embed_proj_dim": 32},
+            "word_embed_proj_dim 32 is not supported; OPTForCausalLM is read .* width, 64",
+        ),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -310,6 +443,7 @@ OWN = {
     "olmoe": {"clip_qkv"},
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
+    "stablelm": {"use_parallel_residual"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
 }  # fmt: skip
 
@@ -353,6 +487,38 @@ def test_what_a_field_says_may_be_so_in_any_case():
         hf_config.from_hf(config | {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.1}})
 
 
+WHOLE = {
+    "mistral": ({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}, "mistral", {}),
+    "qwen2": (
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"},
+        "qwen2_5_vl_text",
+        {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+    ),
+    "qwen3": (
+        {"model_type": "qwen3_vl"},
+        "qwen3_vl_text",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_the_text_of_a_model_that_reads_images_is_its_familys(kind):
+    """Its fields lie beside the others or apart; transformers ties by the outer switch, and files of older versions by the
+    inner one."""
+    outer, inner, rope = WHOLE[kind]
+    sizes = SIZES | {"num_key_value_heads": 2, "rope_theta": 1e6}
+    plain = hf_config.from_hf({"model_type": kind} | sizes)
+    tied = hf_config.from_hf({"model_type": kind, "tie_word_embeddings": True} | sizes)
+    text, told = {"model_type": inner} | sizes | rope, lambda tied: {"tie_word_embeddings": tied}
+    assert plain == hf_config.from_hf(sizes | rope | outer | {"vision_config": {"hidden_size": 8}})
+    assert plain == hf_config.from_hf(outer | {"text_config": text}) != tied
+    assert plain == hf_config.from_hf(outer | told(False) | {"text_config": text | told(False)})
+    for outside, inside in ((True, False), (False, True), (True, True)):
+        assert tied == hf_config.from_hf(outer | told(outside) | {"text_config": text | told(inside)})
+    assert hf_config.to_hf(plain)["model_type"] == kind
+
+
 @pytest.mark.parametrize("named", ({"architectures": ["Qwen3NextForCausalLM"]}, {"model_type": "qwen3_next"}))
 def test_an_architecture_that_is_not_read_has_its_reason(named):
     with pytest.raises(
@@ -363,11 +529,52 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
 
 
+def test_a_heads_bias_is_no_part_of_its_kernel(references):
+    """Heads begin with the kernel, and a draft that is the target's own head has the bias too."""
+    model = models.load(references("phi").folder, dtype="float32")
+    head = model.params["head"]
+    assert np.abs(head["bias"]).max() > 0.3
+    ids = np.array([3, 40, 100])
+    np.testing.assert_allclose(head_kernel(model.lm, model.params, ids), head["kernel"][:, ids], rtol=1e-6)
+    features = np.random.default_rng(0).normal(size=(1, 2, 64)).astype(np.float32)
+    logits = draft_logits(model.lm, {"target": model.params, "draft": {}}, features)
+    np.testing.assert_allclose(logits, features @ head["kernel"] + head["bias"][None, None], atol=1e-4)
+    small, params = trimmed_model(model.lm, model.params, ids)
+    np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ("gpt_neox", "gpt2", "opt"))
+def test_old_files_of_a_family(references, tmp_path, name):
+    """Some hold masks of attention, and those of GPT-2 and OPT lack a prefix."""
+    masked = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}.get(name)
+
+    def change(arrays):
+        masks = () if masked is None else ("bias", "masked_bias")
+        arrays |= {f"{masked}.{mask}": np.ones((1, 1, 4, 4), np.float32) for mask in masks}
+        for tensor in list(arrays):
+            arrays[tensor.removeprefix("transformer.").removeprefix("model.")] = arrays.pop(tensor)
+
+    folder = references(name).folder
+    old = models.load(spoilt(folder, tmp_path / "old", change), dtype="float32")
+    assert same(old.params, models.load(folder, dtype="float32").params)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(lm, params, block, cache):
     """Logits, and the cache with the block in it."""
     found = lm(params, block, cache, wants=Wants(logits=True))
     return found.logits, lm.commit(cache, found.delta, None, block.length)
+
+
+def in_chunks(model, ids, count, chunk):
+    """The logits of a text's first `count` tokens, through a cache, `chunk` tokens per pass."""
+    lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
+    for at in range(0, count, chunk):
+        tokens = ids[:, at : min(at + chunk, count)]
+        block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
+        logits, cache = forward(lm, model.params, block, cache)
+        out.append(logits)
+    return np.concatenate(out, axis=1)
 
 
 @pytest.mark.slow
@@ -395,22 +602,12 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
         with torch.no_grad():
             return model(torch.as_tensor(ids[:, :count])).logits.numpy()
 
-    def ours(model, count, chunk):
-        """After a cache, `chunk` tokens per pass."""
-        lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
-        for at in range(0, count, chunk):
-            tokens = ids[:, at : min(at + chunk, count)]
-            block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
-            logits, cache = forward(lm, model.params, block, cache)
-            out.append(logits)
-        return np.concatenate(out, axis=1)
-
     long, short = (models.load(tmp_path / "plain", dtype="float32", longest=most) for most in (None, 16))
     assert short.max_length == 16 and long.max_length == 64
     for model, count in ((long, 30), (short, 16)):
         for chunk in (count, count // 2):
-            np.testing.assert_allclose(ours(model, count, chunk), theirs(reference, count), atol=1e-4)
-    assert np.abs(ours(long, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
+            np.testing.assert_allclose(in_chunks(model, ids, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(in_chunks(long, ids, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
     models.save(tmp_path / "short", short.lm, short.params)
     assert models.load(tmp_path / "short", dtype="float32").lm == short.lm
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short", dtype="float32").eval()
@@ -418,6 +615,47 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     for wrong in (65, 0, "16"):
         with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
             models.load(tmp_path / "plain", longest=wrong)
+
+
+def test_a_dynamic_rope_has_the_base_of_its_longest_text():
+    """As transformers computes it for a text of that length; up to the positions that it was made for it is plain."""
+    rope = models.RopeConfig(10000.0, models.RopeScaling("dynamic", 2.0))
+    np.testing.assert_allclose(rope.fixed(8, 16, 40).theta, 10000 * 4 ** (8 / 6))
+    assert rope.fixed(8, 16, 16) == rope.fixed(8, 16, 3) == models.RopeConfig(10000.0)
+
+
+@pytest.mark.slow
+def test_texts_beyond_a_dynamic_rope_are_for_those_who_ask(tmp_path):
+    """transformers stretches it anew as a text grows, and leaves cached keys as they were: one pass is the reference."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "dynamic", "factor": 2.5, "rope_theta": 100.0}
+    config = transformers.InternLM3Config(
+        **SIZES | {"num_hidden_layers": 2}, initializer_range=0.3, max_position_embeddings=16, head_dim=12,
+        rope_parameters=rope,
+    )  # fmt: skip
+    reference = transformers.AutoModelForCausalLM.from_config(config).eval()
+    reference.save_pretrained(tmp_path / "made")
+    ids = np.random.default_rng(0).integers(3, 64, (1, 30))
+
+    def theirs(model, count):
+        with torch.no_grad():
+            return model(torch.as_tensor(ids[:, :count])).logits.numpy()
+
+    made, asked = (models.load(tmp_path / "made", dtype="float32", longest=most) for most in (None, 30))
+    assert (made.max_length, asked.max_length) == (16, 30)
+    for model, count in ((made, 16), (asked, 30)):
+        for chunk in (count, count // 2):
+            np.testing.assert_allclose(in_chunks(model, ids, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(in_chunks(made, ids, 30, 30) - theirs(reference, 30)).max() > 0.1
+    with pytest.raises(ValueError, match="has 30 tokens, .* capacity is 16 positions"):
+        specjax.Engine(made, drafter="none").request(ids[0].tolist())
+    models.save(tmp_path / "long", asked.lm, asked.params)
+    assert models.load(tmp_path / "long", dtype="float32").lm == asked.lm
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "long", dtype="float32").eval()
+    np.testing.assert_allclose(theirs(again, 30), theirs(reference, 30), atol=1e-4)
 
 
 @pytest.mark.parametrize("share", (1.0, 0.5))
@@ -450,6 +688,12 @@ def test_pairs_of_neighbours_are_halves_in_memory(tmp_path, share):
 
 
 PUBLISHED = {
+    "tencent/Hunyuan-7B-Instruct": (7.5, CONFIGS["tencent/Hunyuan-7B-Instruct"]),
+    "swiss-ai/Apertus-8B-2509": (8.05, CONFIGS["swiss-ai/Apertus-8B-2509"]),
+    "mistralai/Ministral-3-8B-Instruct-2512": (8.49, CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
+    "internlm/internlm3-8b-instruct": (8.8, CONFIGS["internlm/internlm3-8b-instruct"]),
+    "zai-org/GLM-4-9B-0414": (9.4, CONFIGS["zai-org/GLM-4-9B-0414"]),
+    "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -475,7 +719,9 @@ PUBLISHED = {
         "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
     }),
     **{name: (billions, CONFIGS[name]) for name, billions in (
-        ("EleutherAI/pythia-6.9b", 6.86),
+        ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
+        ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
+        ("facebook/opt-6.7b", 6.66), ("nvidia/Nemotron-Mini-4B-Instruct", 4.19),
         ("Qwen/Qwen1.5-MoE-A2.7B", 14.3),
         ("allenai/OLMoE-1B-7B-0924", 6.92),
         ("ibm-granite/granite-3.1-3b-a800m-instruct", 3.3),

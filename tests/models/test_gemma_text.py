@@ -13,7 +13,7 @@ from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, ModelError, hf_config, llama_config, tensors
 
 safetensors = pytest.importorskip("safetensors.numpy")
-GEMMAS = ("gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
 
 
 def same(a, b):
@@ -63,15 +63,21 @@ def test_the_text_part_of_a_whole_model(references, tmp_path, prefix):
     assert model.lm == plain.lm and same(model.params, plain.params) and set(model.eos_ids) == {2, 9}
 
 
-@pytest.mark.parametrize("kind", ("gemma2", "gemma3_text", "gemma4_text"))
+@pytest.mark.parametrize("kind", ("gemma", "gemma2", "gemma3_text", "gemma4_text"))
 def test_a_config_says_what_transformers_makes_of_it(kind):
     """Fields that a file leaves out, and the layout of transformers 4."""
     import transformers
 
-    classes = {"gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "gemma4_text": "Gemma4TextConfig"}
+    classes = {
+        "gemma": "GemmaConfig", "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "gemma4_text": "Gemma4TextConfig",
+    }  # fmt: skip
     large = {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0}
     old = {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    more = {"gemma3_text": {"num_hidden_layers": 13, "sliding_window_pattern": 3} | old, "gemma4_text": large}
+    more = {
+        "gemma": {"hidden_act": "gelu", "rope_theta": 1e5, "tie_word_embeddings": False},
+        "gemma3_text": {"num_hidden_layers": 13, "sliding_window_pattern": 3} | old,
+        "gemma4_text": large,
+    }  # fmt: skip
     for given in ({}, more.get(kind, {})):
         theirs = json.loads(getattr(transformers, classes[kind])(**given).to_json_string(use_diff=False))
         bare = hf_config.from_hf({"model_type": kind} | given)
@@ -116,7 +122,7 @@ def test_what_cannot_be_served_is_named(kind, change, said):
 def test_what_no_family_has_is_not_written():
     plain = llama_config(24, 16, 20, 1, 2, 2, 8)
     gemma = hf_config.from_hf({"model_type": "gemma2", "num_hidden_layers": 2})
-    with pytest.raises(ModelError, match="2 attention heads do not split over 3"):
+    with pytest.raises(ModelError, match="num_key_value_heads=3"):
         hf_config.to_hf(llama_config(24, 16, 20, 1, 2, 3, 8))
     for config, said in (
         (changed(plain, final_logit_softcapping=3.0), "has head.soft_cap=3.0 with the rest"),
@@ -203,6 +209,6 @@ def test_layers_that_share_keys_need_what_is_below_them(references, tmp_path):
 
 def test_sizes_of_published_models():
     """Parameters in billions, as their model cards say them, the embedding counted once."""
-    for name, billions in (("google/gemma-2-27b-it", 27.2), ("google/gemma-3-27b-it", 27.0)):
+    for name, billions in (("google/gemma-7b", 8.54), ("google/gemma-2-27b-it", 27.2), ("google/gemma-3-27b-it", 27.0)):
         count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(name).params))
         assert abs(count / 1e9 - billions) < 0.1, (name, count)

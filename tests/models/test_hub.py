@@ -182,7 +182,9 @@ def test_shipped_models_are_found_by_name(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_PRETRAINED", saved.parent)
     monkeypatch.chdir(tmp_path)
     assert models.shipped() == {"tiny": saved} and models.load("tiny").name == "tiny"
-    with pytest.raises(ModelError, match=r"unknown model 'tinny'.*a name \(tiny, smollm2, gemma3-270m\).*is tiny meant\?"):
+    with pytest.raises(
+        ModelError, match=r"unknown model 'tinny'.*a name \(tiny, smollm2, gemma3-270m\).*is tiny meant\?"
+    ):
         models.load("tinny")
 
 
@@ -368,9 +370,9 @@ def test_unknown_models(name, tmp_path, monkeypatch):
     ("changes", "drop", "message"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
+            {"architectures": ["MambaForCausalLM"]},
             (),
-            r"architecture: GPT2LMHeadModel \(layer norms with a mean\); supported are LlamaFor",
+            r"architecture: MambaForCausalLM \(state space layers .*\); supported are LlamaFor",
         ),
         ({"model_type": "mamba"}, ("architectures",), "unsupported architecture: mamba"),
         ({}, ("architectures", "model_type"), "unsupported architecture: none named"),
@@ -380,9 +382,9 @@ def test_unknown_models(name, tmp_path, monkeypatch):
         ({"num_key_value_heads": 3}, (), "2 attention heads do not split over 3"),
         ({"hidden_size": 9}, ("head_dim",), "hidden_size 9 is not a multiple of 2 heads"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             (),
-            "rope type 'dynamic'; supported are default, linear",
+            "rope type 'longrope'; supported are default, linear",
         ),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},

@@ -99,6 +99,27 @@ def rounds_parameters_alone(reference):
     np.testing.assert_allclose(got, dataclasses.replace(reference, torch=rounded).logits(ids), atol=3 * TOLERANCE)
 
 
+WHOLE = {"mistral3": "MistralForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM", "qwen3_vl": "Qwen3ForCausalLM"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_text_of_a_model_that_reads_images(references, tmp_path, name):
+    """Its other tensors are left out, and `save` writes the text alone, as its family."""
+    import torch
+    import transformers
+
+    reference, ids = references(name), ragged(LENGTHS)[:1]
+    model, want = load(reference.folder), reference.logits(ids)
+    assert want.std() > 0.3
+    np.testing.assert_allclose(forward(model.lm, model.params, plain(ids)).logits, want, atol=TOLERANCE)
+    models.save(tmp_path / "text", model.lm, model.params)
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "text", dtype="float32").eval()
+    assert type(text).__name__ == WHOLE[name]
+    with torch.no_grad():
+        np.testing.assert_allclose(text(torch.as_tensor(ids)).logits, want, atol=TOLERANCE)
+
+
 CHUNK = 6
 PARENT, DEPTH = [-1, 0, 0, 1, 2, 2], np.array([0, 1, 1, 2, 2, 2])
 

@@ -96,7 +96,7 @@ def test_yarn_as_model_cards_ask_for_it():
         ({"attention_factor": 0}, "attention_factor must be a positive number, not 0"),
         ({"truncate": 1}, "truncate must be true or false, not 1"),
         ({"rope_type": ["yarn"]}, r"rope type \['yarn'\]; supported are default, linear"),
-        ({"rope_type": "dynamic"}, "rope type 'dynamic'; supported are default, linear, llama3, yarn"),
+        ({"rope_type": "longrope"}, "rope type 'longrope'; supported are default, linear, llama3, yarn, dynamic"),
     ),
 )
 def test_what_a_rope_cannot_be(change, said):

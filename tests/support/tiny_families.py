@@ -214,6 +214,46 @@ PHIMOE = {
         "original_max_position_embeddings": 256,  # transformers takes the short factors for texts of any length
     },
 }
+SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
+QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": (
+        "Mistral3",
+        {
+            "text_config": SIZES
+            | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 24, "sliding_window": 7},
+            "vision_config": SEES
+            | {"model_type": "pixtral", "num_attention_heads": 2, "head_dim": 16, "image_size": 28},
+            "tie_word_embeddings": True,  # of which the text's part says the opposite
+        },
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {
+            "text_config": SIZES
+            | {
+                "num_key_value_heads": 2,
+                "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+                "rope_theta": 500.0,
+            },
+            "vision_config": QWEN_SEES | {"fullatt_block_indexes": [0]},
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "text_config": SIZES
+            | {
+                "num_key_value_heads": 2,
+                "head_dim": 24,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 500.0},
+            },
+            "vision_config": QWEN_SEES | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Models that also read images, with all that their configs say; the text's part is of one of the families."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -265,10 +305,101 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", PHI3),
     "phimoe": ("Phimoe", PHIMOE),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
+    "apertus": (
+        "Apertus",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "pad_token_id": None,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    "arcee": ("Arcee", {"num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "exaone4": (
+        "Exaone4",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "sliding_window": 7,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "rope_parameters": LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm": (
+        "Glm",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "partial_rotary_factor": 0.25,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "glm4": ("Glm4", {"num_key_value_heads": 2, "head_dim": 20, "pad_token_id": None}),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "attention_bias": True,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
+        },
+    ),
+    "internlm3": (
+        "InternLM3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "qkv_bias": True,
+            "bias": True,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0},
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "sliding_window": 8,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 5,  # small, so that queries grow within a short text
+                "mscale": 0.7,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.6,
+            },
+        },
+    ),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gpt_neox": (
         "GPTNeoX",
         {"vocab_size": 131, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     ),
+    "phi": (
+        "Phi",
+        {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gpt2": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True}),
+    "starcoder2": ("Starcoder2", {"num_key_value_heads": 2, "sliding_window": 8}),
+    "stablelm": ("StableLm", {"num_key_value_heads": 2, "use_qkv_bias": True}),
+    "stablelm_parallel": (
+        "StableLm",
+        {"num_key_value_heads": 2, "qk_layernorm": True, "use_parallel_residual": True, "tie_word_embeddings": True},
+    ),
+    "opt": ("OPT", {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0}),
+    "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -309,3 +440,7 @@ def odd(name: str, seed: int) -> dict[str, Any]:
     }
     rng = random.Random(f"{name} {seed}")
     return {field: rng.choice(values) for field, values in _ODD.items() if field in drawn}
+
+
+LM = {"GPT2": "GPT2LMHeadModel"}
+"""Classes of models that have another name than their config's."""

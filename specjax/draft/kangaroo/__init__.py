@@ -11,7 +11,7 @@ from specjax.about import About
 from specjax.draft import spine
 from specjax.draft.base import Proposal, Trained, TreeDrafter
 from specjax.draft.feature import head_config
-from specjax.draft.head import draft_logits, head_kernel
+from specjax.draft.head import draft_logits, head_columns
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Partial, Wants
 from specjax.models.kv_heads import merged
@@ -140,8 +140,11 @@ class Kangaroo(TreeDrafter, Trained):
         return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
 
     def trimmed(self, params, target_params, ids):
-        kernel = head_kernel(self.target, target_params, ids)
-        return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
+        return self, {
+            **params,
+            "head": head_columns(self.target, target_params, ids),
+            "ids": jnp.asarray(ids, jnp.int32),
+        }
 
     def propose(self, params, draft, view, sampler):
         target, weights, slots = self.target, params["target"], self.nodes

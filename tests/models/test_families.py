@@ -139,6 +139,22 @@ MORE: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-3,
         "hidden_act": "gelu",
     },
+    "modernbert-decoder": {
+        "local_attention": 18,
+        "global_attn_every_n_layers": 2,
+        "global_rope_theta": 5e4,
+        "local_rope_theta": 3e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "norm_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "decoder_bias": False,
+        "classifier_bias": True,
+        "classifier_activation": "relu",
+        "hidden_activation": "silu",
+        "norm_eps": 1e-3,
+        "tie_word_embeddings": False,
+    },
     "opt": {
         "ffn_dim": 100,
         "activation_function": "gelu",
@@ -250,6 +266,12 @@ def test_a_model_is_written_as_the_family_that_was_read():
             {"word_embed_proj_dim": 32},
             "word_embed_proj_dim 32 is not supported; OPTForCausalLM is read .* width, 64",
         ),
+        (
+            "modernbert-decoder",
+            {"local_attention": 1},
+            "local_attention must be null or a number of tokens above 1, not 1",
+        ),
+        ("modernbert-decoder", {"classifier_activation": "tanh"}, "classifier_activation 'tanh' is not supported"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
@@ -448,6 +470,7 @@ PUBLISHED = {
         ("EleutherAI/pythia-6.9b", 6.86), ("microsoft/phi-2", 2.78), ("openai-community/gpt2-xl", 1.56),
         ("bigcode/starcoder2-7b", 7.17), ("stabilityai/stablelm-2-12b", 12.1),
         ("facebook/opt-6.7b", 6.66), ("nvidia/Nemotron-Mini-4B-Instruct", 4.19),
+        ("jhu-clsp/ettin-decoder-1b", 1.03),
     )},
 }  # fmt: skip
 

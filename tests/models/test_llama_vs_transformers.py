@@ -177,6 +177,7 @@ MESH = [
     "gpt_neox",
     "gpt2",
     "stablelm_parallel",
+    "modernbert-decoder",
     "gemma3",
     "gemma4_moe",
     "gemma4_small",
@@ -184,7 +185,10 @@ MESH = [
 
 
 @pytest.mark.parametrize(
-    "name", but_slow(MESH, "glm4_moe", "olmo2", "granite4", "gpt_neox", "gpt2", "stablelm_parallel", "gemma3")
+    "name",
+    but_slow(
+        MESH, "glm4_moe", "olmo2", "granite4", "gpt_neox", "gpt2", "stablelm_parallel", "modernbert-decoder", "gemma3"
+    ),
 )
 def test_mesh_gives_the_same_logits(references, name):
     reference = references(name)

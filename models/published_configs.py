@@ -196,6 +196,12 @@ _NEMOTRON = {
     "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_ETTIN = {
+    "architectures": ["ModernBertDecoderForCausalLM"], "model_type": "modernbert-decoder", "vocab_size": 50368,
+    "hidden_activation": "gelu", "max_position_embeddings": 7999, "norm_eps": 1e-5, "local_attention": 128,
+    "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 160000.0,
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -245,6 +251,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
     },
     "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
+    "jhu-clsp/ettin-decoder-1b": _sized(_ETTIN, 1792, 3840, 28, 28),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
     "inclusionAI/Ling-mini-2.0": _LING_2,

@@ -84,7 +84,9 @@ def save(
             "the layout dfloat11 is for models of the Llama family in bfloat16: give dtype bfloat16, or another layout"
         )
     shape, sampler, names, paths = _described(lm, diffusion)
-    config = {**shape, **bos, **eos, "torch_dtype": written.name}
+    if bos["bos_token_id"] is not None or "bos_token_id" not in shape:
+        shape = shape | bos
+    config = {**shape, **eos, "torch_dtype": written.name}
     if isinstance(lm, LlamaLM):
         params = merged(params, lm.config, lm.kv_copies)
 

@@ -225,8 +225,8 @@ def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
 
 def shape_of(parts: list[Part]) -> tuple[int, ...]:
     """The shape of the tensor that holds them."""
-    (first, *rest), each = _whole(parts), parts[0].each
-    return (len(parts) // each, first * each // len(parts), *rest) if each else (first, *rest)
+    shape, each = _whole(parts), parts[0].each
+    return (len(parts) // each, shape[0] * each // len(parts), *shape[1:]) if each else shape
 
 
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:

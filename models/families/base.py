@@ -157,17 +157,17 @@ def text_part(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tens
     return found
 
 
-def activation(get: Fields) -> Activation:
-    """What `hidden_act` says.
+def activation(get: Fields, field: str = "hidden_act") -> Activation:
+    """The activation that a field names.
 
     Raises:
       ModelError: on an activation that is not supported.
     """
-    name = get("hidden_act")
+    name = get(field)
     own = _NEW.get(str(name), name)
     if own not in ACTIVATIONS:
         raise ModelError(
-            f"config.json: hidden_act {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
+            f"config.json: {field} {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
         )
     return own
 

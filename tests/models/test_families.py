@@ -236,6 +236,22 @@ MORE: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-3,
         "hidden_act": "gelu",
     },
+    "modernbert-decoder": {
+        "local_attention": 18,
+        "global_attn_every_n_layers": 2,
+        "global_rope_theta": 5e4,
+        "local_rope_theta": 3e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "norm_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "decoder_bias": False,
+        "classifier_bias": True,
+        "classifier_activation": "relu",
+        "hidden_activation": "silu",
+        "norm_eps": 1e-3,
+        "tie_word_embeddings": False,
+    },
     "opt": {
         "ffn_dim": 100,
         "activation_function": "gelu",
@@ -419,6 +435,12 @@ def test_a_model_is_written_as_the_family_that_was_read():
             {"word_embed_proj_dim": 32},
             "word_embed_proj_dim 32 is not supported; OPTForCausalLM is read .* width, 64",
         ),
+        (
+            "modernbert-decoder",
+            {"local_attention": 1},
+            "local_attention must be null or a number of tokens above 1, not 1",
+        ),
+        ("modernbert-decoder", {"classifier_activation": "tanh"}, "classifier_activation 'tanh' is not supported"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
@@ -731,6 +753,7 @@ PUBLISHED = {
         ("inclusionAI/Ling-mini-2.0", 16.26),
         ("microsoft/Phi-3.5-MoE-instruct", 41.9),
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
+        ("jhu-clsp/ettin-decoder-1b", 1.03),
     )},
 }  # fmt: skip
 

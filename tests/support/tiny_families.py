@@ -400,6 +400,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPT", {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0}),
     "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
+    "modernbert-decoder": (
+        "ModernBertDecoder",
+        {
+            "num_hidden_layers": 3,
+            "local_attention": 15,
+            "norm_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            "pad_token_id": 0,
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

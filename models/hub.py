@@ -58,7 +58,7 @@ from specjax.names import named
 from specjax.sharding import make_mesh, rules
 
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
-_HUB_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
+_HUB_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)(@[\w./-]+)?")
 _LOG = logging.getLogger(__name__)

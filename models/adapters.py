@@ -13,14 +13,18 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+from specjax.models.byte_ranges import equal
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, flag, is_size, positive, shown
 from specjax.models.json_file import read_json
 from specjax.models.tensors import FLOATS, Tensor, read_header
 from specjax.models.weights import listed
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 # Fields that do not affect the merge, or that are read here. Any other field must be off.
 _NEUTRAL = frozenset(
@@ -67,22 +71,20 @@ class Adapter:
       folder: its path.
       changes: by the name of the tensor that they change.
       whole: tensors that replace those of the model, by name.
-      tied: whether a head that is the table of embeddings remains that.
     """
 
     folder: Path
     changes: Mapping[str, Change]
     whole: Mapping[str, Tensor]
-    tied: bool
 
     def unties(self, head: str, table: str) -> bool:
-        """Whether a head that is the table of embeddings becomes one of its own.
+        """Whether a head that is the table of embeddings becomes one of its own: if not both change alike.
 
         Args:
           head: the name of the head's tensor.
           table: that of the table of embeddings.
         """
-        return not self.tied and not {head, table}.isdisjoint({*self.changes, *self.whole})
+        return not (_alike(self.whole, head, table, equal) and _alike(self.changes, head, table, _transposed))
 
     def without(self, name: str) -> "Adapter":
         """The adapter without what it has for a tensor."""
@@ -166,7 +168,21 @@ def read(folder: str | os.PathLike[str]) -> Adapter:
     ]
     if problems:
         raise ModelError(f"{weights}: {listed(problems)}")
-    return Adapter(folder, changes, whole, settings.tied)
+    return Adapter(folder, changes, whole)
+
+
+def _alike(own: Mapping[str, T], head: str, table: str, same: Callable[[T, T], bool]) -> bool:
+    """Whether there are entries for both names that are the same, or for neither."""
+    first, second = own.get(head), own.get(table)
+    return first is second if first is None or second is None else same(first, second)
+
+
+def _transposed(head: Change, table: Change) -> bool:
+    """Whether the change of a table of embeddings is the transpose of that of the head."""
+    if (head.kind, table.kind, head.scale, table.magnitude) != ("linear", "embedding", table.scale, head.magnitude):
+        return False
+    pairs = (head.a, table.b), (head.b, table.a)
+    return head.magnitude is None and all(np.array_equal(own.array(), other.array().T) for own, other in pairs)
 
 
 def _misshapen(name: str, change: Change) -> list[str]:
@@ -194,7 +210,6 @@ class _Settings:
     dora: bool
     saved: tuple[str, ...]
     parameters: tuple[str, ...]
-    tied: bool
 
     @classmethod
     def read(cls, file: Path) -> "_Settings":
@@ -232,10 +247,8 @@ class _Settings:
         for value in alphas.values():
             positive("alpha_pattern", value)
         alpha = positive("lora_alpha", config.get("lora_alpha"))
-        rslora, dora, tied = (
-            flag(name, config.get(name)) for name in ("use_rslora", "use_dora", "ensure_weight_tying")
-        )
-        return cls(rank, alpha, ranks, alphas, rslora, dora, tuple(saved), tuple(parameters), tied)
+        rslora, dora = (flag(name, config.get(name)) for name in ("use_rslora", "use_dora"))
+        return cls(rank, alpha, ranks, alphas, rslora, dora, tuple(saved), tuple(parameters))
 
     def of(self, module: str) -> tuple[int, float]:
         """r and s of a module, or of a parameter, by its name."""

@@ -209,7 +209,7 @@ def _ends(lm: LlamaLM, raw: dict[str, Any]) -> tuple[str, str]:
 
 
 def _with_parted_head(lm: Any, raw: dict[str, Any], added: list[adapters.Adapter]) -> Any:
-    """The model, untied if an adapter changes only its head or only its table of embeddings."""
+    """The model, untied if an adapter changes its head and not its table of embeddings alike."""
     if not any(lm.config.head.tied and one.unties(*_ends(lm, raw)) for one in added):
         return lm
     return dataclasses.replace(lm, config=lm.config.every(HeadConfig, tied=False))

@@ -1,62 +1,129 @@
-"""LoRA adapters of PEFT (Hu et al. 2021, arXiv:2106.09685), merged into a model's matrices when it is loaded.
+"""LoRA adapters of PEFT (Hu et al. 2021, arXiv:2106.09685), which `specjax.models.adapter_merge` merges into a model.
 
-A folder has `adapter_config.json` and `adapter_model.safetensors`. The latter holds two matrices for each linear layer
-that was trained: A `[r, in]` and B `[out, r]`. The layer's matrix W `[out, in]` becomes `W + s B A`, where `s` is
-`lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora` (arXiv:2312.03732). Sums are computed in float32 and
-rounded once to the parameters' type.
+A folder has `adapter_config.json` and `adapter_model.safetensors`. The latter holds two matrices for each layer that was
+trained: A `[r, in]` and B `[out, r]`. The layer's matrix W `[out, in]` becomes `V = W + s B A`, where `s` is
+`lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora` (arXiv:2312.03732). With DoRA (arXiv:2402.09353) there is a
+vector m `[out]` too, and W becomes `m V / |V|`, where each row has its own norm. An adapter may also replace tensors.
+Sums are computed in float32 and rounded once to the parameters' type.
 """
 
 import dataclasses
-import functools
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from specjax.models.byte_ranges import equal
 from specjax.models.errors import ModelError
-from specjax.models.fields import flag, is_size, positive, shown
+from specjax.models.fields import an_object, flag, is_size, positive, shown
 from specjax.models.json_file import read_json
 from specjax.models.tensors import FLOATS, Tensor, read_header
-from specjax.models.weights import Layout, Names, Part, cut_array, listed, shape_of, stored_parts
+from specjax.models.weights import listed
 
-Array = jax.Array
-
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 # Fields that do not affect the merge, or that are read here. Any other field must be off.
 _NEUTRAL = frozenset(
     "peft_type task_type base_model_name_or_path revision inference_mode r lora_alpha use_rslora lora_dropout target_modules "
     "exclude_modules layers_to_transform layers_pattern auto_mapping peft_version megatron_core init_lora_weights eva_config "
-    "loftq_config corda_config qalora_group_size runtime_config fan_in_fan_out bias".split()
+    "loftq_config corda_config qalora_group_size runtime_config fan_in_fan_out bias rank_pattern alpha_pattern use_dora "
+    "modules_to_save target_parameters ensure_weight_tying".split()
 )
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the model's own matrices as they were."""
-_PAIR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.(.+)")
+_LORA = re.compile(r"(.+?)((?:\.base_layer)*)\.lora_(embedding_)?(A|B|magnitude_vector)(?:\.weight)?")
+PARAMETERS = ("gate_up_proj", "down_proj")
+"""The matrices of all experts of a layer, as transformers names them and in the order in which its modules have them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The trained matrices for one matrix of the model, or for those of all experts of a layer; not read yet.
+
+    Attributes:
+      a: A, `[r, in]`; of X experts `[X r, in]`, one expert after the other.
+      b: B, `[out, r]`; of X experts `[out, r X]`, in which the experts alternate.
+      magnitude: m of DoRA, or None.
+      rank: r.
+      scale: s.
+      kind: `linear`; `embedding`, whose `in` are tokens; or `parameter`, a matrix that is named itself and not by its
+        module.
+    """
+
+    a: Tensor
+    b: Tensor
+    magnitude: Tensor | None
+    rank: int
+    scale: float
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """The adapter matrices of a folder, not read yet.
+    """The changes that a folder holds, not read yet.
 
     Attributes:
       folder: its path.
-      scale: s.
-      pairs: A and B, by the name of the tensor that they change.
+      changes: by the name of the tensor that they change.
+      whole: tensors that replace those of the model, by name.
     """
 
     folder: Path
-    scale: float
-    pairs: dict[str, tuple[Tensor, Tensor]]
+    changes: Mapping[str, Change]
+    whole: Mapping[str, Tensor]
+
+    def unties(self, head: str, table: str) -> bool:
+        """Whether a head that is the table of embeddings becomes one of its own: if not both change alike.
+
+        Args:
+          head: the name of the head's tensor.
+          table: that of the table of embeddings.
+        """
+        return not (_alike(self.whole, head, table, equal) and _alike(self.changes, head, table, _transposed))
+
+    def without(self, name: str) -> "Adapter":
+        """The adapter without what it has for a tensor."""
+        own = lambda found: {key: x for key, x in found.items() if key != name}
+        return dataclasses.replace(self, changes=own(self.changes), whole=own(self.whole))
+
+    def renamed(self, text: Callable[[dict[str, Any]], dict[str, Any]]) -> "Adapter":
+        """The adapter with other names; see `specjax.models.families.base.Family.text`."""
+        return dataclasses.replace(self, changes=text(dict(self.changes)), whole=text(dict(self.whole)))
+
+
+def folders(
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+) -> tuple[str | os.PathLike[str], ...]:
+    """The argument `adapter` of `specjax.load` as a tuple."""
+    return () if adapter is None else (adapter,) if isinstance(adapter, str | os.PathLike) else tuple(adapter)
+
+
+def read_all(places: Iterable[str | os.PathLike[str]]) -> list[Adapter]:
+    """The adapters of several folders, and a warning where one replaces what an earlier one changes.
+
+    Raises:
+      ModelError: see `read`.
+    """
+    found, changed = [], set()
+    for adapter in map(read, places):
+        lost = sorted(changed & {*adapter.whole})
+        if lost:
+            _LOG.warning("%s replaces what an adapter before it changes: %s", adapter.folder, listed(lost))
+        found.append(adapter)
+        changed |= {*adapter.changes, *adapter.whole}
+    return found
 
 
 def read(folder: str | os.PathLike[str]) -> Adapter:
     """Finds the adapter of a folder.
 
     Raises:
-      ModelError: if there is no such folder, or if it holds more than LoRA's two matrices per linear layer.
+      ModelError: if there is no such folder, or if it holds more than what is merged here.
     """
     folder = Path(folder).expanduser()
     file, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
@@ -65,88 +132,166 @@ def read(folder: str | os.PathLike[str]) -> Adapter:
     if not weights.is_file():
         hint = "; convert its .bin to safetensors first" if (folder / "adapter_model.bin").is_file() else ""
         raise ModelError(f"{folder} has no adapter_model.safetensors{hint}")
-    scale, rank = _scale(file, read_json(file))
-    found: dict[str, dict[str, Tensor]] = {}
+    settings = _Settings.read(file)
+    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    embeddings = set()
     for name, tensor in read_header(weights).items():
-        pair = _PAIR.fullmatch(name)
-        if pair is None:
-            raise ModelError(f"{weights}: {name} is not a LoRA matrix of a linear layer; only those are merged")
-        found.setdefault(f"{pair[1]}.weight", {})[pair[2]] = tensor
-    if not found:
+        own = _NAME.fullmatch(name)
+        if own is None:
+            raise ModelError(f"{weights}: {name} is no LoRA matrix, and no tensor of a module; only those are merged")
+        lora = _LORA.fullmatch(own[1])
+        if lora is None:
+            whole[own[1].replace(".base_layer.", ".")] = tensor
+        else:
+            key = lora[1], lora[2].count(".")
+            found.setdefault(key, {})[lora[4]] = tensor
+            embeddings |= {key} if lora[3] else set()
+    if not found and not whole:
         raise ModelError(f"{weights} holds no LoRA matrices")
-    problems = [f"{name} has no lora_{'B' if 'A' in own else 'A'}" for name, own in found.items() if len(own) < 2]
-    pairs = {name: (own["A"], own["B"]) for name, own in found.items() if len(own) == 2}
-    for name, (a, b) in pairs.items():
-        if {a.dtype, b.dtype} - set(FLOATS):
-            problems.append(f"{name} has types {a.dtype} and {b.dtype}, not {', '.join(FLOATS)}")
-        elif not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank):
-            problems.append(f"{name} has matrices {list(a.shape)} and {list(b.shape)}, which are not of rank r={rank}")
+    made, problems, depths = {}, [], dict(sorted(found))  # by module, its largest depth
+    for (module, depth), own in found.items():
+        name, key, named = settings.tensor(module, depth, depths[module])
+        problems += settings.problems(name, own)
+        kind = "embedding" if (module, depth) in embeddings else "parameter" if named else "linear"
+        made[name] = own, settings.of(key), kind
     if problems:
         raise ModelError(f"{weights}: {listed(problems)}")
-    return Adapter(folder, scale, pairs)
-
-
-def _scale(file: Path, config: dict[str, Any]) -> tuple[float, int]:
-    """s, and r."""
-    kind, rank = config.get("peft_type"), config.get("r")
-    if kind != "LORA":
-        raise ModelError(f"{file}: peft_type {shown(kind)} is not supported; only LORA can be merged")
-    odd = [name for name, value in config.items() if name not in _NEUTRAL and value not in (None, False, [], {}, "")]
-    odd += [name for name, off in (("bias", "none"), ("fan_in_fan_out", False)) if config.get(name, off) != off]
-    start = config.get("init_lora_weights")
-    odd += [] if any(start is plain or start == plain for plain in _PLAIN_STARTS) else ["init_lora_weights"]
-    if odd:
-        said = ", ".join(f"{name} {shown(config[name])}" for name in odd)
-        raise ModelError(f"{file}: {said} is not supported; only plain LoRA of linear layers can be merged")
-    if not is_size(rank):
-        raise ModelError(f"{file}: r must be a positive integer, not {shown(rank)}")
-    alpha = positive("lora_alpha", config.get("lora_alpha"))
-    return alpha / (rank**0.5 if flag("use_rslora", config.get("use_rslora")) else rank), rank
-
-
-def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
-    """The parameters with the adapter added. The arrays that it changes are given up.
-
-    Args:
-      params: of the model, as they are stored (without copies of kv-heads).
-      adapter: what `read` returned.
-      names: see `specjax.models.weights.Names`.
-      layout: see `specjax.models.weights.Layout`.
-
-    Raises:
-      ModelError: naming every layer that the model lacks or has in another size.
-    """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(params)
-    stored, problems = stored_parts(leaves, names, layout), []
-    changes: list[tuple[Part, np.ndarray, np.ndarray]] = []
-    for name, (a, b) in adapter.pairs.items():
-        parts = stored.get(name, [])
-        sizes = shape_of(parts) if parts else ()
-        if not parts or not all(part.transposed and len(part.shape) == 2 for part in parts):
-            problems.append(f"{name} is no linear layer of the model")
-        elif sizes != (b.shape[0], a.shape[1]):
-            problems.append(f"{name} is {list(sizes)}, and the adapter's is {[b.shape[0], a.shape[1]]}")
-        else:
-            cut = zip(parts, cut_array(b.array(), parts), strict=True)
-            changes += [(part, a.array(), part.ours(own)) for part, own in cut]
+    changes = {
+        name: Change(own["A"], own["B"], own.get("magnitude_vector"), rank, scale, kind)
+        for name, (own, (rank, scale), kind) in made.items()
+    }
+    problems = settings.unsaved(whole)
+    problems += [problem for name, change in changes.items() for problem in _misshapen(name, change)]
+    problems += [
+        f"{name} has type {x.dtype}, not {', '.join(FLOATS)}" for name, x in whole.items() if x.dtype not in FLOATS
+    ]
     if problems:
-        raise ModelError(f"{adapter.folder}: the adapter does not fit the model: {listed(problems)}")
-    arrays = [leaf for _, leaf in leaves]
-    for part, a, b in changes:
-        index = None if part.index is None else jnp.int32(part.index)
-        kernel, matrices = arrays[part.leaf], (np.asarray(x, np.float32) for x in (a, b))
-        arrays[part.leaf] = _adder(kernel.sharding)(kernel, index, adapter.scale, *matrices)
-    return jax.tree.unflatten(tree, arrays)
+        raise ModelError(f"{weights}: {listed(problems)}")
+    return Adapter(folder, changes, whole)
 
 
-@functools.cache
-def _adder(place: jax.sharding.Sharding) -> Callable[..., Array]:
-    """Adds to a kernel `[in, out]`, or to one of several, `[X, in, out]`, and leaves it where it lies."""
+def _alike(own: Mapping[str, T], head: str, table: str, same: Callable[[T, T], bool]) -> bool:
+    """Whether there are entries for both names that are the same, or for neither."""
+    first, second = own.get(head), own.get(table)
+    return first is second if first is None or second is None else same(first, second)
 
-    def added(kernel: Array, index: Array | None, scale: Array, a: Array, b: Array) -> Array:
-        own = kernel if index is None else kernel[index]
-        product = jnp.einsum("ri,or->io", a, b, precision="highest")
-        summed = (own.astype(jnp.float32) + scale * product).astype(kernel.dtype)
-        return summed if index is None else kernel.at[index].set(summed)
 
-    return jax.jit(added, donate_argnums=0, out_shardings=place)
+def _transposed(head: Change, table: Change) -> bool:
+    """Whether the change of a table of embeddings is the transpose of that of the head."""
+    if (head.kind, table.kind, head.scale, table.magnitude) != ("linear", "embedding", table.scale, head.magnitude):
+        return False
+    pairs = (head.a, table.b), (head.b, table.a)
+    return head.magnitude is None and all(np.array_equal(own.array(), other.array().T) for own, other in pairs)
+
+
+def _misshapen(name: str, change: Change) -> list[str]:
+    """What is wrong with the matrices of a change, as far as the file and its settings say."""
+    a, b, rank = change.a, change.b, change.rank
+    odd = {x.dtype for x in (a, b, change.magnitude) if x is not None} - set(FLOATS)
+    if odd:
+        return [f"{name} has types {a.dtype} and {b.dtype}, not {', '.join(FLOATS)}"]
+    shapes = f"{name} has matrices {list(a.shape)} and {list(b.shape)}"
+    if not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1]):
+        return [f"{shapes}, which are not of rank r={rank}"]
+    several = change.kind == "parameter" and a.shape[0] % rank == 0
+    return [] if a.shape[0] == rank or several else [f"{shapes}, which are not of rank r={rank}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What `adapter_config.json` says about the merge."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, Any]
+    alphas: Mapping[str, Any]
+    rslora: bool
+    dora: bool
+    saved: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> "_Settings":
+        """The settings of a file.
+
+        Raises:
+          ModelError: on fields that are wrong, or that ask for more.
+        """
+        config = read_json(file)
+        kind, rank = config.get("peft_type"), config.get("r")
+        if kind != "LORA":
+            raise ModelError(f"{file}: peft_type {shown(kind)} is not supported; only LORA can be merged")
+        odd = [
+            name for name, value in config.items() if name not in _NEUTRAL and value not in (None, False, [], {}, "")
+        ]
+        odd += ["fan_in_fan_out"] if config.get("fan_in_fan_out", False) is not False else []
+        start = config.get("init_lora_weights")
+        odd += [] if any(start is plain or start == plain for plain in _PLAIN_STARTS) else ["init_lora_weights"]
+        if odd:
+            said = ", ".join(f"{name} {shown(config[name])}" for name in odd)
+            raise ModelError(f"{file}: {said} is not supported; LoRA, DoRA and whole modules can be merged")
+        if not is_size(rank):
+            raise ModelError(f"{file}: r must be a positive integer, not {shown(rank)}")
+        saved, parameters = (config.get(name) or [] for name in ("modules_to_save", "target_parameters"))
+        for field, own in (("modules_to_save", saved), ("target_parameters", parameters)):
+            if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
+                raise ModelError(f"{file}: {field} must be a list of names, not {shown(own)}")
+        ranks, alphas = (an_object(name, config.get(name)) for name in ("rank_pattern", "alpha_pattern"))
+        wrong = [f"rank_pattern {shown(value)}" for value in ranks.values() if not is_size(value)]
+        wrong += [f"the expression {shown(own)}" for own in (*ranks, *alphas) if not _is_pattern(own)]
+        if wrong:
+            raise ModelError(
+                f"{file}: {wrong[0]} cannot be used: give module names, or regular expressions, and positive integers"
+            )
+        for value in alphas.values():
+            positive("alpha_pattern", value)
+        alpha = positive("lora_alpha", config.get("lora_alpha"))
+        rslora, dora = (flag(name, config.get(name)) for name in ("use_rslora", "use_dora"))
+        return cls(rank, alpha, ranks, alphas, rslora, dora, tuple(saved), tuple(parameters))
+
+    def of(self, module: str) -> tuple[int, float]:
+        """r and s of a module, or of a parameter, by its name."""
+        first = lambda each, usual: next((x for own, x in each.items() if re.match(rf"(.*\.)?({own})$", module)), usual)
+        rank, alpha = first(self.ranks, self.rank), first(self.alphas, self.alpha)
+        return rank, alpha / (rank**0.5 if self.rslora else rank)
+
+    def tensor(self, module: str, depth: int, deepest: int) -> tuple[str, str, bool]:
+        """The tensor that a module's matrices change, the name by which `of` knows it, and whether the file names a
+        parameter.
+
+        PEFT wraps a module once for each of its parameters, so the last parameter's matrices have the shortest name.
+
+        Args:
+          module: its name.
+          depth: how many wrappers are around it.
+          deepest: the most of these in the file.
+        """
+        named = [name.rpartition(".") for name in self.parameters]
+        own = {last for at, _, last in named if not at or module == at or module.endswith(f".{at}")}
+        order = sorted(own, key=lambda last: PARAMETERS.index(last) if last in PARAMETERS else len(PARAMETERS))
+        if own == {"weight"} or not own:
+            return f"{module}.weight", f"{module}.weight" if own else module, bool(own)
+        parameter = order[deepest - depth] if len(order) == deepest + 1 else ", ".join(order)
+        return f"{module}.{parameter}", f"{module}.{parameter}", True
+
+    def problems(self, name: str, own: Mapping[str, Tensor]) -> list[str]:
+        """Which of a tensor's trained matrices are missing, and which are unexpected."""
+        wanted = ("A", "B", "magnitude_vector") if self.dora else ("A", "B")
+        missing = [f"{name} has no lora_{part}" for part in wanted if part not in own]
+        return missing + [f"{name} has a lora_{part}, and use_dora is false" for part in own if part not in wanted]
+
+    def unsaved(self, whole: Mapping[str, Tensor]) -> list[str]:
+        """The saved modules of which the file has no tensor."""
+        parents = {name[: dot.start()] for name in whole for dot in re.finditer(r"\.", name)}
+        lacking = [name for name in self.saved if not any(parent.endswith(name) for parent in parents)]
+        return [f"modules_to_save names {name}, of which the file has no tensor" for name in lacking]
+
+
+def _is_pattern(pattern: Any) -> bool:
+    """Whether it is a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError):
+        return False
+    return True

@@ -7,13 +7,14 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from specjax.models import (
+    adapter_merge,
     adapters,
     byte_ranges,
     formats,
@@ -59,7 +60,7 @@ from specjax.names import named
 from specjax.sharding import make_mesh, rules
 
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
-_HUB_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
+_HUB_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)(@[\w./-]+)?")
 _LOG = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def load(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | str | None = None,
     *,
-    adapter: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = (),
     longest: int | None = None,
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
@@ -98,8 +99,8 @@ def load(
         and computes with them in float32.
       mesh: where to place the parameters, by `specjax.sharding.rules`; only the byte ranges of this host's shards are
         read.
-      adapter: the folder or hub id of a PEFT LoRA adapter, which is merged into the parameters; for models of the Llama
-        family. See `specjax.models.adapters`.
+      adapter: the folder or hub id of a PEFT LoRA adapter, which is merged into the parameters, or a list of several, which
+        are merged in their order; for models of the Llama family. See `specjax.models.adapters`.
       longest: how many positions the model is used for; None: as many as `config.json` says. A rope with different
         factors for short and long texts (`longrope` of Phi-3) uses those for this length in every text. A rope whose
         base grows with the text (`dynamic`) has the base for this length in every text, and may reach further than
@@ -124,7 +125,7 @@ def load(
         `dfloat11` cannot hold their numbers.
     """
     if isinstance(model, (Model, tuple)):
-        if adapter is not None or longest is not None or revision is not None:
+        if adapters.folders(adapter) or longest is not None or revision is not None:
             raise ModelError(
                 "adapter, longest and revision have no effect on a loaded model: leave them out, or give its folder"
             )
@@ -139,14 +140,14 @@ def load(
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     lm = _with_own_head(lm, raw, folder, name)
     lm, dtype = typed(lm if longest is None else _used_for(lm, longest), dtype)
-    if adapter is not None and not isinstance(lm, LlamaLM):
+    if adapters.folders(adapter) and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
     form = checked_format(form, lm)
-    added = None if adapter is None else adapters.read(find(adapter, {}, "adapter", ("adapter_model",))[1])
-    wide = widened(lm, mesh)
+    added = _adapters(adapter, lm, raw)
+    wide = widened(_with_parted_head(lm, raw, added), mesh)
     said = generation.fields(folder, raw)  # our own checks come before those of transformers
     eos_ids = generation.eos_ids(folder, raw, lambda: getattr(words(), "eos_token_id", None))
-    of = None if added is None else added.folder
+    of = tuple(one.folder for one in added)
     made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
     made = reduced(made, reduce_dtype)
@@ -154,26 +155,28 @@ def load(
 
 
 def _filled(
-    made: Model, lm: Any, raw: dict[str, Any], weights: Any, added: Any, mesh: jax.sharding.Mesh | None, layers: bool
-) -> Model:
+    made: Model, lm: Any, raw: dict[str, Any], weights: Any, added: list[adapters.Adapter], mesh: jax.sharding.Mesh | None,
+    layers: bool,
+) -> Model:  # fmt: skip
     """A model with its parameters.
 
     Args:
-      made: the model; its functions may have copies of kv-heads for the mesh.
-      lm: its functions without those copies.
+      made: the model; its functions may have copies of kv-heads for the mesh, and a head that adapters part from the
+        table of embeddings.
+      lm: its functions without those, as the folder has it.
       raw: the folder's config.
       weights: see `load`.
-      added: an adapter, or None.
+      added: the adapters.
       mesh: see `load`.
       layers: see `load`.
     """
     folder, dtype, name = made.path, made.dtype, made.name
     assert folder is not None, "it is read from somewhere"
     (word, _), form = _word(weights), formats.read_format(made.weights)
-    shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
+    shapes, later = lm.abstract(dtype), bool(added) or orbax_folder.is_one(folder)
     sources = None if orbax_folder.is_one(folder) else _sources(lm, raw, folder, name, dtype, share_of(mesh))
     if word == keeping.PACKED and later:
-        what = "an Orbax checkpoint" if added is None else "a model with an adapter"
+        what = "a model with an adapter" if added else "an Orbax checkpoint"
         raise ModelError(f"{what} has no packed matrices: leave weights='packed' out")
     if word == keeping.PACKED or (weights is None and not later and jax.default_backend() != "cpu"):
         sources = _packed(sources, name, asked=word is not None)
@@ -182,20 +185,51 @@ def _filled(
         if packs and (said := keeping.cost(jax.default_backend(), 1 if mesh is None else mesh.size)):
             _LOG.warning("%s: %s", name, said)
     final = shapes if form is None else form.shapes(shapes)
-    places = None if mesh is None else stored_places(made.lm, mesh, shapes if later else final)
+    places = None if mesh is None else stored_places(widened(lm, mesh), mesh, shapes if later else final)
     if sources is None:
         params = orbax_folder.restore(folder, shapes, places)
     else:
         params = _read(sources, name, dtype, places, None if later else form, later or layers)
-    if added is not None:
-        added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
-        params = adapters.merged(params, added, *_naming(lm, raw))
+    for one in added:
+        params = _merged(params, one, made.lm, raw, mesh)
     if form is not None and later:
         params = form.params(params)
-        params = params if mesh is None else jax.device_put(params, stored_places(made.lm, mesh, final))
+        params = params if mesh is None else jax.device_put(params, stored_places(made.lm, mesh, params))
     if not layers:
         return dataclasses.replace(made, params=outer(params))
     return dataclasses.replace(made, params=by_rows(params if mesh is None else with_copies(made.lm, params, mesh)))
+
+
+def _adapters(adapter: Any, lm: Any, raw: dict[str, Any]) -> list[adapters.Adapter]:
+    """The adapters that `load` was given, under the names of the text model's tensors."""
+    places = [find(one, {}, "adapter", ("adapter_model",))[1] for one in adapters.folders(adapter)]
+    return [one.renamed(lambda tensors: _text_of(lm, raw, tensors)) for one in adapters.read_all(places)]
+
+
+def _ends(lm: LlamaLM, raw: dict[str, Any]) -> tuple[str, str]:
+    """The names of the output head's tensor and of the table of embeddings."""
+    names = _naming(lm, raw)[0]
+    return names("lm_head.weight"), names("model.embed_tokens.weight")
+
+
+def _with_parted_head(lm: Any, raw: dict[str, Any], added: list[adapters.Adapter]) -> Any:
+    """The model, untied if an adapter changes its head and not its table of embeddings alike."""
+    if not any(lm.config.head.tied and one.unties(*_ends(lm, raw)) for one in added):
+        return lm
+    return dataclasses.replace(lm, config=lm.config.every(HeadConfig, tied=False))
+
+
+def _merged(
+    params: Any, one: adapters.Adapter, lm: LlamaLM, raw: dict[str, Any], mesh: jax.sharding.Mesh | None
+) -> Any:
+    """Parameters with one more adapter. The first that parts the head from the table of embeddings finds a copy of it."""
+    head, table = _ends(lm, raw)
+    if "head" not in params and one.unties(head, table):
+        params = {**params, "head": {"kernel": params["embed"]["embedding"].T}}
+        place = None if mesh is None else stored_places(lm, mesh, params)["head"]
+        params["head"] = params["head"] if place is None else jax.device_put(params["head"], place)
+    own = one if "head" in params else one.without(head)
+    return adapter_merge.merged(params, own, *_naming(lm, raw))
 
 
 def _word(weights: Any) -> tuple[str | None, formats.Format | None]:

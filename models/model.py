@@ -38,7 +38,7 @@ class Model:
       dtype: the type of the parameters.
       masked: its settings for diffusion, a `Canvas` if it has no mask token; None for an autoregressive model.
       longest: how many positions it was made for; None: as `lm.config` says, or unbounded.
-      adapter: the folder of the LoRA adapter merged into its parameters, or None.
+      adapter: the folders of the LoRA adapters merged into its parameters, in their order.
       weights: the format of matrices kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
         plain.
       generation: the fields of `generation_config.json` about drawing texts (`specjax.models.generation`): defaults of
@@ -54,7 +54,7 @@ class Model:
     dtype: Any = None
     masked: masked_config.Masked | None = None
     longest: int | None = None
-    adapter: Path | None = None
+    adapter: tuple[Path, ...] = ()
     weights: str | None = None
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Model:
         kind = "" if self.dtype is None else f", {self.dtype_name}"
         added = "" if self.weights is None else f", weights in {self.weights}"
         added += "" if self.cache_dtype is None else f", cache in {self.cache_dtype}"
-        added += "" if self.adapter is None else f", adapter {str(self.adapter)!r}"
+        added += "".join(f", adapter {str(folder)!r}" for folder in self.adapter)
         return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind}{added})"
 
     @property

@@ -1,5 +1,7 @@
-"""Tokenizers: transformers' own, or an equivalent (`specjax.models.plain_tokenizer`). A folder without one works with
-ids."""
+"""Tokenizers: transformers' own, or an equivalent (`specjax.models.plain_tokenizer`). A folder without one works with ids.
+
+`specjax.models.ranked_tokenizer` reads folders that have other files than transformers' `tokenizer.json`.
+"""
 
 import contextlib
 import functools
@@ -9,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specjax.models import ranked_tokenizer
 from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
 from specjax.models.plain_tokenizer import plain
-
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load(folder: Path) -> Any:
@@ -22,18 +23,20 @@ def load(folder: Path) -> Any:
     Code in a folder is never run, and there is no option to allow it.
 
     Raises:
-      ModelError: if transformers cannot read the files, if they are Mistral's, or if the tokenizer is code in the
-        folder.
+      ModelError: if the files cannot be read, or if the tokenizer is code in the folder.
     """
-    if not any((folder / name).is_file() for name in _VOCABULARIES):
-        if (folder / "tekken.json").is_file():
-            raise ModelError(
-                f"{folder} has its tokenizer in tekken.json, Mistral's own format, which is not read: fetch the tokenizer.json "
-                "of this model or of a conversion into the folder, or take tekken.json out to work with token ids"
-            )
-        return None
-    found = plain(folder, functools.partial(_transformers, folder))
-    return _transformers(folder) if found is None else found
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        found = plain(folder, functools.partial(_transformers, folder))
+        return _transformers(folder) if found is None else found
+    file = ranked_tokenizer.found(folder)
+    if file is None:
+        return _transformers(folder) if (folder / ranked_tokenizer.VOCAB).is_file() else None
+    with _no_advice():
+        import transformers  # noqa: F401
+    if file.name == ranked_tokenizer.VOCAB:
+        _check_code(folder)
+    with _unbothered_by_config():
+        return ranked_tokenizer.load(file)
 
 
 def _transformers(folder: Path) -> Any:

@@ -229,8 +229,13 @@ def shape_of(parts: list[Part]) -> tuple[int, ...]:
     return (len(parts) // each, shape[0] * each // len(parts), *shape[1:]) if each else shape
 
 
+def cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
+    """The outputs of each of them, with their rows as ours; a tensor with a further axis must be stored as plain numbers."""
+    whole = zip(parts, _cut(tensor, parts), strict=True)
+    return [own if part.pairs is None else part.pairs.of(own) for part, own in whole]
+
+
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
-    """The outputs of each of them, of a tensor that has no further axis or is stored as plain numbers."""
     tensor = dataclasses.replace(tensor, shape=_whole(parts)) if parts[0].each else tensor
     if len(parts) == 1:
         return [tensor]
@@ -295,8 +300,7 @@ def match(
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
-            for part, own in zip(parts, _cut(tensors[name], parts), strict=True):
-                own = own if part.pairs is None else part.pairs.of(own)
+            for part, own in zip(parts, cut(tensors[name], parts), strict=True):
                 sources[part.leaf].append(Source(own, part.transposed, leaves[part.leaf][1].dtype))
     twice = names("lm_head.weight") if tied else None
     spare = [name for name in tensors if name not in stored and name != twice and not _HARMLESS.search(name)]

@@ -150,7 +150,7 @@ class RefillOptions:
     """See the help of each."""
 
     model: str | None = option(None, "default: the shipped target")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     drafter: str | None = option(None, "of an autoregressive model (default: none)")
     records: int = option(128, "prompts", least=1)
     most: int = option(MOST, "the most new tokens of a record", metavar="N", least=LEAST)

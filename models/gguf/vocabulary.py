@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -133,7 +134,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> tuple
     made = Tokenizer(
         models.BPE(
             vocab,
-            _merges(vocab, scores),
+            merge_pairs(vocab, scores),
             unk_token=tokens[unknown] if is_id(unknown) and unknown < len(tokens) else None,
             fuse_unk=True,
             byte_fallback=BYTE in kinds,
@@ -147,8 +148,13 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> tuple
     return made, True
 
 
-def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every pair of tokens that forms a token, highest scores first."""
+def merge_pairs(vocab: Mapping[str, int], scores: Mapping[int, float] | Sequence[float]) -> list[tuple[str, str]]:
+    """Every pair of tokens that forms a token, highest scores first.
+
+    Args:
+      vocab: the id of every token, an index of `scores`.
+      scores: of the tokens.
+    """
     found = []
     for token, i in vocab.items():
         for cut in range(1, len(token)):

@@ -47,7 +47,7 @@ class CheckHeadOptions:
     max_new_tokens: int = option(64, "new tokens per prompt", metavar="N", least=1)
     batch_size: int = same(RunOptions, "batch_size")
     dtype: str | None = same(ModelOptions, "dtype")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     json: bool = option(False, "print one JSON object")
     strict: bool = option(False, "stop at the first bad line of PROMPTS, before any work")
     input: str = option("the prompts", "", hidden=True)
@@ -91,7 +91,7 @@ def _target(options: CheckHeadOptions) -> models.Model:
     bare = path.is_file() or (options.model in CONFIGS and not path.exists())
     if path.is_dir() and not orbax_folder.is_one(path):
         bare = not any(path.glob("*.safetensors*"))
-    if bare and not options.prompts and options.adapter is None:
+    if bare and not options.prompts and not options.adapter:
         return models.abstract(options.model, dtype=options.dtype)
     return models.load(options.model, dtype=options.dtype, adapter=options.adapter)
 

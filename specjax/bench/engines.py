@@ -61,7 +61,7 @@ def requests_of(
 
 def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
     """Engines by name, and the reasons for omitted default drafters. With `baseline`, plain decoding is the first."""
-    if options.adapter is not None and options.peer:
+    if options.adapter and options.peer:
         raise ValueError("--adapter: other engines would read the model without it; convert the model with it first")
     if options.weights is not None and options.peer:
         raise ValueError("--weights: other engines would read the model as it is stored; leave --peer or --weights out")

@@ -137,7 +137,7 @@ class GoodputOptions:
     """Options of `python -m specjax.bench.goodput`; see the help of each."""
 
     model: str | None = option(None, "the target (default: the shipped one)")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     drafter: str = option("draft", "a drafter with an expander (default: draft)", metavar="LINE")
     length: int = option(8, "the longest chain", least=1)
     batch: str = option("1,4,16", "batch sizes", metavar="B,...")

@@ -22,7 +22,7 @@ class BenchOptions:
     model: str | None = same(ModelOptions, "model")
     dtype: str | None = same(ModelOptions, "dtype")
     mesh: str | None = same(ModelOptions, "mesh")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     weights: str | None = same(ModelOptions, "weights")
     cache_dtype: str | None = same(ModelOptions, "cache_dtype")
     reduce_dtype: str | None = same(ModelOptions, "reduce_dtype")

@@ -35,7 +35,7 @@ class ConvertOptions:
         None, "with --format: the target's folder, shipped name or hub id (default: the one that the head names)"
     )
     dtype: str | None = same(ModelOptions, "dtype")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     mesh: str | None = option(
         None, "devices by axis that hold the model meanwhile, such as data=2,model=4 (default: one device)"
     )
@@ -68,7 +68,7 @@ def _head(options: ConvertOptions, layout: str) -> int:
     from specjax.models.saving import check_new
 
     with bad_input():
-        if options.mesh is not None or options.layout != "orbax" or options.adapter is not None:
+        if options.mesh is not None or options.layout != "orbax" or options.adapter:
             raise ValueError("--mesh, --layout and --adapter are for models, and --format is for a head")
         check_new(Path(options.output))
         heads.check_format(options.model, layout)

@@ -21,7 +21,7 @@ def fingerprint(folder: Path) -> str:
     size, the beginning and a few stretches, so that two trainings of one architecture differ."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir() if folder.is_dir() else shards(folder)):
-        if file.suffix in (".json", ".jinja", ".txt", ".model"):
+        if file.suffix in (".json", ".jinja", ".txt", ".model", ".tiktoken"):
             digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\n".encode() + _stretches(file, _header_bytes(file)))

@@ -31,7 +31,7 @@ class ScoreOptions:
     model: str | None = same(ModelOptions, "model")
     dtype: str | None = same(ModelOptions, "dtype")
     mesh: str | None = same(ModelOptions, "mesh")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     weights: str | None = same(ModelOptions, "weights")
     input: str = option(
         dataclasses.MISSING,

@@ -124,7 +124,7 @@ def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
 def _model(engine: Engine) -> dict[str, Any]:
     model = engine.model
     assert model.path is not None  # a command's model is read from a folder
-    added = {} if model.adapter is None else {"adapter": fingerprint(model.adapter)}
+    added = {"adapter": [fingerprint(folder) for folder in model.adapter]} if model.adapter else {}
     added |= {} if model.weights is None else {"weights": model.weights}
     added |= {} if model.cache_dtype is None else {"cache_dtype": model.cache_dtype}
     added |= {} if model.reduce_dtype is None else {"reduce_dtype": model.reduce_dtype}

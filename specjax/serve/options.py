@@ -54,7 +54,7 @@ class ModelOptions:
       model: a folder, a GGUF file, a shipped name or hub id, or None for the shipped target.
       dtype: the type of the parameters.
       mesh: a line such as `"data=2,model=4"`.
-      adapter: the folder of a PEFT LoRA adapter, or its hub id.
+      adapter: folders of PEFT LoRA adapters, or their hub ids, which are merged in this order.
       longest: how many positions the model is used for.
       weights: the format of the model's matrices, such as "int8" or "int4:group=32".
       cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn".
@@ -64,7 +64,9 @@ class ModelOptions:
     model: Any = option(None, "folder, GGUF file, name or hub id (default: the shipped target)")
     dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, bfloat16 elsewhere)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
-    adapter: Any = option(None, "folder or hub id of a PEFT LoRA adapter, merged into the model", metavar="FOLDER")
+    adapter: tuple[str, ...] = option(
+        (), "folder or hub id of a PEFT LoRA adapter, merged into the model; again for a further one", metavar="FOLDER"
+    )
     longest: int | None = option(
         None,
         "most positions that the model will be used for; Phi-3 chooses its rope by it (default: the config's)",

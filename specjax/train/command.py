@@ -173,7 +173,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
         "held_out": held_out and held_out.rows.digest,
-        **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
+        **({"adapter": [str(folder.resolve()) for folder in target.adapter]} if target.adapter else {}),
         **({} if target.weights is None else {"weights": target.weights}),
         **({} if options.start is None else {"start": options.start}),
         **({} if options.features is None else {"features": rows.about}),

@@ -35,7 +35,7 @@ def said_by(target: Any) -> dict[str, Any]:
     return {
         "name": target.name,
         "files": None if target.path is None else fingerprint(target.path),
-        "adapter": None if target.adapter is None else fingerprint(target.adapter),
+        "adapter": [fingerprint(folder) for folder in target.adapter],
         "weights": target.weights,
     }
 

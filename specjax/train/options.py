@@ -22,7 +22,7 @@ class TrainOptions(HostOptions):
         positional=True,
     )
     target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
-    adapter: str | None = same(ModelOptions, "adapter")
+    adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     data: tuple[str, ...] = option((), ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE")
     prompts: str | None = option(
         None, "instead of --data: lines as in generate --input; the target first draws answers from its own distribution",
@@ -101,7 +101,7 @@ class CaptureOptions(HostOptions):
         positional=True,
     )  # fmt: skip
     target: str | None = same(TrainOptions, "target")
-    adapter: str | None = same(TrainOptions, "adapter")
+    adapter: tuple[str, ...] = same(TrainOptions, "adapter")
     data: tuple[str, ...] = same(TrainOptions, "data")
     prompts: str | None = same(TrainOptions, "prompts")
     max_new_tokens: int = same(TrainOptions, "max_new_tokens")

@@ -12,7 +12,7 @@ from specjax.models.widening import untied
 def target_folder(engine: Any, scratch: Path, widened: bool = False) -> Path:
     """The folder of the target's weights: its own, or a new one if it is a GGUF file, widened or has an adapter."""
     model = engine.model
-    own = not widened and model.adapter is None and model.path.is_dir()
+    own = not widened and not model.adapter and model.path.is_dir()
     return model.path if own else written(model.lm, model.params, scratch)
 
 

@@ -69,7 +69,7 @@ def summed(folder, to, stored, pairs, scale):
         ("llama3", False),
         ("phi3", True),
         ("mixtral", False),
-        ("ernie4_5", False),
+        pytest.param("ernie4_5", False, marks=pytest.mark.slow),
         pytest.param("gpt_neox", False, marks=pytest.mark.slow),
     ),
 )

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from support import tiny_families
+from support.conformance import but_slow
 
 import specjax
 from specjax import models
@@ -43,7 +44,7 @@ def same(a, b):
     return jax.tree.structure(a) == jax.tree.structure(b) and all(map(np.array_equal, *map(jax.tree.leaves, (a, b))))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", but_slow(FAMILIES, *tiny_families.ALIKE))
 def test_every_tensor_counts(references, tmp_path, name):
     """Those that are missing are named, each kind of them once, and so is one that is over; each reaches a parameter."""
     folder = references(name).folder
@@ -758,7 +759,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", but_slow(PUBLISHED, *CONFIGS))
 def test_sizes_of_published_models(name, tmp_path):
     """Parameters in billions, as their cards say them."""
     billions, config = PUBLISHED[name]

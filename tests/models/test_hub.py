@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import gguf_files
+from support import gguf_files, tiny_families
+from support.conformance import but_slow
 from support.shapes import changed
 
 from specjax import models
@@ -72,10 +73,12 @@ def rewrite(folder, change):
     safetensors.numpy.save_file(arrays, folder / "model.safetensors")
 
 
-def test_save_writes_what_transformers_reads(reference, tmp_path):
+@pytest.mark.parametrize("name", but_slow(tiny_families.FAMILIES, *tiny_families.ALIKE))
+def test_save_writes_what_transformers_reads(references, name, tmp_path):
     import torch
     import transformers
 
+    reference = references(name)
     model = models.load(reference.folder, dtype="float32")
     models.save(tmp_path / "again", model.lm, model.params, eos_ids=(2, 7))
     how = {"dtype": "float32", "attn_implementation": reference.torch.config._attn_implementation}

@@ -423,6 +423,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", GPT_OSS),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+ALIKE = (
+    "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
+    "gemma4",
+)  # fmt: skip
+"""Families of parts that others have too: their logits and folders are compared in the slow set."""
 
 _ODD: dict[str, tuple[Any, ...]] = {
     "head_dim": (12, 20, 28),

@@ -103,10 +103,12 @@ class Pairs:
     Attributes:
       turned: how many rows of a head, from the first, are turned.
       width: all rows of a head.
+      apart: whether heads are an axis, and their channels the next one, as in norms of each head.
     """
 
     turned: int
     width: int
+    apart: bool = False
 
     @property
     def _order(self) -> list[int]:
@@ -119,11 +121,16 @@ class Pairs:
         >>> Pairs(4, 6).halved(np.arange(12)).tolist()
         [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
         """
-        return rows.reshape(-1, self.width, *rows.shape[1:])[:, self._order].reshape(rows.shape)
+        return self._ordered(rows, self._order)
 
     def joined(self, rows: np.ndarray) -> np.ndarray:
         """The file's rows of whole heads, from ours."""
-        return rows.reshape(-1, self.width, *rows.shape[1:])[:, np.argsort(self._order)].reshape(rows.shape)
+        return self._ordered(rows, np.argsort(self._order))
+
+    def _ordered(self, rows: np.ndarray, order: Any) -> np.ndarray:
+        if self.apart:
+            return rows[:, order]
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, order].reshape(rows.shape)
 
     def of(self, tensor: Tensor) -> Tensor:
         """A stored tensor with its rows as ours. They are read head by head, and codes of few bits are made plain."""
@@ -138,7 +145,13 @@ class Pairs:
                         inside[0] - first : inside[1] - first
                     ]
 
-        return dataclasses.replace(tensor, read=read, packed=None)
+        def read_apart(wanted: list[tuple[Box, np.ndarray]]) -> None:
+            for (heads, (start, stop)), own in wanted:
+                whole = np.empty((own.shape[0], self.width), own.dtype)
+                fill(tensor, [((heads, (0, self.width)), whole)])
+                own[...] = self.halved(whole)[:, start:stop]
+
+        return dataclasses.replace(tensor, read=read_apart if self.apart else read, packed=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +194,8 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
         for index in range(leaf.shape[0]) if several else (None,):
             marks = _MARKS.fullmatch(names(name.format(index)))
             assert marks is not None, f"{name} has other marks"
-            pairs = Pairs(int(marks["turned"]), int(marks["width"])) if marks["width"] else None
+            apart = len(shape) == 2 and not transposed
+            pairs = Pairs(int(marks["turned"]), int(marks["width"]), apart) if marks["width"] else None
             part = Part(i, index, shape, transposed, int(marks["runs"] or 1), pairs)
             found.setdefault(marks["name"], {})[int(marks["place"] or 0)] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}

@@ -20,9 +20,9 @@ from specjax.sampling import SamplingArrays
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 FAMILIES = (
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4",
-    "phi3", "apertus", "arcee", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm3", "ministral3", "gpt_neox", "phi",
-    "gpt2", "starcoder2", "stablelm", "stablelm_parallel", "opt", "nemotron", "gemma", "gemma2", "gemma3", "gemma4",
-    "gemma4_moe", "gemma4_small", "gpt_oss",
+    "phi3", "apertus", "arcee", "cohere", "cohere2", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm3", "ministral3",
+    "gpt_neox", "phi", "gpt2", "starcoder2", "stablelm", "stablelm_parallel", "opt", "nemotron", "gemma", "gemma2", "gemma3",
+    "gemma4", "gemma4_moe", "gemma4_small", "gpt_oss",
 )  # fmt: skip
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24

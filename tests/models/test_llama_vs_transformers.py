@@ -199,6 +199,8 @@ SLOW_MESHES = (
     "gemma4_moe",
     "apertus",
     "arcee",
+    "cohere",
+    "cohere2",
     "exaone4",
     "glm4",
     "hunyuan_v1_dense",

@@ -114,6 +114,16 @@ _GLM = {
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
     "attention_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
+_COHERE = {
+    "architectures": ["CohereForCausalLM"], "model_type": "cohere", "vocab_size": 256000, "num_key_value_heads": 64,
+    "max_position_embeddings": 131072, "layer_norm_eps": 1e-5, "rope_theta": 8000000.0, "logit_scale": 0.0625,
+    "use_qk_norm": False, "tie_word_embeddings": True,
+}  # fmt: skip
+_COHERE_2 = {
+    "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "vocab_size": 256000, "num_key_value_heads": 8,
+    "max_position_embeddings": 132096, "layer_norm_eps": 1e-5, "rope_theta": 50000.0, "logit_scale": 0.25,
+    "sliding_window": 4096, "sliding_window_pattern": 4, "tie_word_embeddings": True,
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -232,6 +242,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistralai/Ministral-3-8B-Instruct-2512": _MINISTRAL,
     "internlm/internlm3-8b-instruct": _sized(_INTERNLM, 4096, 10240, 48, 32),
     "zai-org/GLM-4-9B-0414": _sized(_GLM, 4096, 13696, 40, 32),
+    "CohereForAI/c4ai-command-r-v01": _sized(_COHERE, 8192, 22528, 40, 64),
+    "CohereForAI/c4ai-command-r7b-12-2024": _sized(_COHERE_2, 4096, 14336, 32, 32),
     "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),

@@ -107,10 +107,12 @@ class Pairs:
     Attributes:
       turned: how many rows of a head, from the first, are turned.
       width: all rows of a head.
+      apart: whether heads are an axis, and their channels the next one, as in norms of each head.
     """
 
     turned: int
     width: int
+    apart: bool = False
 
     @property
     def _order(self) -> list[int]:
@@ -123,11 +125,16 @@ class Pairs:
         >>> Pairs(4, 6).halved(np.arange(12)).tolist()
         [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
         """
-        return rows.reshape(-1, self.width, *rows.shape[1:])[:, self._order].reshape(rows.shape)
+        return self._ordered(rows, self._order)
 
     def joined(self, rows: np.ndarray) -> np.ndarray:
         """The file's rows of whole heads, from ours."""
-        return rows.reshape(-1, self.width, *rows.shape[1:])[:, np.argsort(self._order)].reshape(rows.shape)
+        return self._ordered(rows, np.argsort(self._order))
+
+    def _ordered(self, rows: np.ndarray, order: Any) -> np.ndarray:
+        if self.apart:
+            return rows[:, order]
+        return rows.reshape(-1, self.width, *rows.shape[1:])[:, order].reshape(rows.shape)
 
     def of(self, tensor: Tensor) -> Tensor:
         """A stored tensor with its rows as ours. They are read head by head, and codes of few bits are made plain."""
@@ -142,7 +149,13 @@ class Pairs:
                         inside[0] - first : inside[1] - first
                     ]
 
-        return dataclasses.replace(tensor, read=read, packed=None)
+        def read_apart(wanted: list[tuple[Box, np.ndarray]]) -> None:
+            for (heads, (start, stop)), own in wanted:
+                whole = np.empty((own.shape[0], self.width), own.dtype)
+                fill(tensor, [((heads, (0, self.width)), whole)])
+                own[...] = self.halved(whole)[:, start:stop]
+
+        return dataclasses.replace(tensor, read=read_apart if self.apart else read, packed=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +201,8 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             marks = _MARKS.fullmatch(names(name.format(index)))
             assert marks is not None, f"{name} has other marks"
             number = lambda mark, usual=0, marks=marks: int(marks[mark] or usual)
-            pairs = Pairs(number("turned"), number("width")) if marks["width"] else None
+            apart = len(shape) == 2 and not transposed
+            pairs = Pairs(number("turned"), number("width"), apart) if marks["width"] else None
             part = Part(i, index, shape, transposed, number("runs", 1), pairs, number("each"))
             found.setdefault(marks["name"], {})[number("place")] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}

@@ -29,6 +29,8 @@ from specjax.models.families.phimoe import PHIMOE as PHIMOE
 from specjax.models.families.seed_oss import SEED_OSS as SEED_OSS
 from specjax.models.families.apertus import APERTUS as APERTUS
 from specjax.models.families.arcee import ARCEE as ARCEE
+from specjax.models.families.cohere import COHERE as COHERE
+from specjax.models.families.cohere import COHERE_2 as COHERE_2
 from specjax.models.families.exaone import EXAONE_4 as EXAONE_4
 from specjax.models.families.hunyuan import HUNYUAN as HUNYUAN
 from specjax.models.families.ministral import MINISTRAL_3 as MINISTRAL_3

@@ -17,7 +17,6 @@ UNSUPPORTED = {
         "Kimi_K25ForConditionalGeneration",
     ): "latent attention (MLA): keys and values are made of one compressed vector per token",
     ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
-    ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """The unsupported part of each architecture, by its names."""

@@ -191,6 +191,19 @@ MORE: dict[str, dict[str, Any]] = {
         "rope_scaling": YARN,
         "tie_word_embeddings": True,
     },
+    "cohere": {
+        "logit_scale": 0.25,
+        "use_qk_norm": True,
+        "num_key_value_heads": 2,
+        "layer_norm_eps": 1e-3,
+        "rope_theta": 1e4,
+    },
+    "cohere2": {
+        "logit_scale": 0.25,
+        "sliding_window": 9,
+        "sliding_window_pattern": 3,
+        "position_embedding_type": "rope_gptj",
+    },
     "exaone4": {"sliding_window": 9, "sliding_window_pattern": 3, "head_dim": 16, "rope_scaling": YARN},
     "glm": {"partial_rotary_factor": 0.25, "head_dim": 16, "rope_theta": 1e5},
     "glm4": {"attention_bias": False, "head_dim": 16, "rope_scaling": YARN},
@@ -414,6 +427,8 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
         ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
         ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
+        ("cohere", {"logit_scale": 0}, "logit_scale must be a positive number, not 0"),
+        ("cohere2", {"sliding_window_pattern": 0}, "sliding_window_pattern must be a number of layers, not 0"),
         ("arcee", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; ArceeForCausalLM has 'relu2'"),
         (
             "exaone4",
@@ -464,6 +479,7 @@ SWITCHES = {
 OWN = {
     "granitemoe": {"attention_multiplier", "logits_scaling"},
     "olmoe": {"clip_qkv"},
+    **dict.fromkeys(("cohere", "cohere2"), {"logit_scale", "logits_scaling"}),
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
     "stablelm": {"use_parallel_residual"},
@@ -483,7 +499,7 @@ def test_a_field_that_its_family_does_not_have_must_be_off(kind):
         assert (
             hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
         )
-    if kind not in ("glm4_moe", "bailing_moe"):  # whose norms the field is for
+    if kind not in ("glm4_moe", "bailing_moe", "cohere"):  # whose norms the field is for
         normed = bool(plain.near.qk_norm or plain.near.qk_wide_norm)
         assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
         with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
@@ -716,6 +732,8 @@ PUBLISHED = {
     "mistralai/Ministral-3-8B-Instruct-2512": (8.49, CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),
     "internlm/internlm3-8b-instruct": (8.8, CONFIGS["internlm/internlm3-8b-instruct"]),
     "zai-org/GLM-4-9B-0414": (9.4, CONFIGS["zai-org/GLM-4-9B-0414"]),
+    "CohereForAI/c4ai-command-r-v01": (35.0, CONFIGS["CohereForAI/c4ai-command-r-v01"]),
+    "CohereForAI/c4ai-command-r7b-12-2024": (8.03, CONFIGS["CohereForAI/c4ai-command-r7b-12-2024"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
     "mistralai/Mixtral-8x7B-v0.1": (46.7, {
         "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

@@ -315,6 +315,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "arcee": ("Arcee", {"num_key_value_heads": 2, "head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "cohere": (
+        "Cohere",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "logit_scale": 0.5,
+            "use_qk_norm": True,
+            "pad_token_id": None,
+        },
+    ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "sliding_window": 7,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "logit_scale": 0.5,
+            "tie_word_embeddings": False,
+            "pad_token_id": None,
+        },
+    ),
     "exaone4": (
         "Exaone4",
         {

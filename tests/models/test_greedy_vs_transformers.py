@@ -13,7 +13,19 @@ from support.conformance import Rows, start, texts
 from support.margin import Margin, teacher_forced
 
 import specjax
-from specjax.draft import ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
+from specjax.draft import (
+    Eagle,
+    Eagle3,
+    Kangaroo,
+    Medusa,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookup,
+    Swift,
+    TokenRecycling,
+    Trained,
+    fuse,
+)
 from specjax.expand import Chain, Static, TopK
 from specjax.models.llama import LlamaLM
 from specjax.sampling import SamplingArrays
@@ -25,6 +37,14 @@ NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
 
 
+HEADS = {
+    "eagle1": Eagle(),
+    "eagle3": Eagle3(),
+    "kangaroo": Kangaroo(exit_layer=1),
+    "medusa": Medusa(),
+    "swift": Swift(),
+}
+"""Fresh heads, and layers that are skipped: what they do not share with the target's layers must still fit."""
 OF_EACH_KIND = ("llama2", "glm4_moe", "gemma4_small", "gpt_oss")
 """Alike layers, experts, shared keys, and sinks with rings."""
 # every family with a tree and with plain decoding, one of each kind as its own draft; every other drafter with two or more
@@ -42,6 +62,12 @@ RAGGED += [
     ("qwen2", "fuse"),
     ("gemma2", "chain"),
     ("gpt_oss", "chain"),
+    ("gpt_neox", "swift"),
+    ("phi", "kangaroo"),
+    ("gpt2", "eagle1"),
+    ("stablelm_parallel", "eagle3"),
+    ("modernbert-decoder", "medusa"),
+    ("modernbert-decoder", "swift"),
 ]
 ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"))
 
@@ -65,6 +91,10 @@ def drafter(name, model):
         "eagle2": ModelDrafter(small, TopK(k=3, depth=3, nodes=8, coupled=False)),
         "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(small, Chain(2))),
     }
+    if name in HEADS:
+        chosen = HEADS[name].bind(model.lm)
+        fresh = chosen.init_params(jax.random.key(0), model.params) if isinstance(chosen, Trained) else {}
+        return HEADS[name], {"target": model.params, "draft": fresh}
     return made[name], {"target": model.params, "draft": (None, params) if name == "fuse" else params}
 
 

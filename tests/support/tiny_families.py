@@ -403,7 +403,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True, "pad_token_id": None}),
     "gpt_neox": (
         "GPTNeoX",
-        {"vocab_size": 131, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        {
+            "vocab_size": 131,
+            "num_hidden_layers": 3,
+            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
     ),
     "phi": (
         "Phi",

@@ -113,16 +113,27 @@ def _of_class(folder: Path) -> Any:
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    own = [_settings(folder).get("tokenizer_class"), TOKENIZER_MAPPING_NAMES.get(_model_type(folder))]
-    names = [name.removesuffix("Fast") for name in own if isinstance(name, str) and name not in _PLAIN]
-    name = next((name for name in names if hasattr(transformers, name)), None)
-    bare: dict[str, Any] = {}
-    if name is None:
-        _LOG.warning("%s names no tokenizer_class: words are cut as by GPT-2, in training perhaps otherwise", folder)
-        absent = _END not in read_json(folder / VOCAB)  # GPT-2's class would add it after the model's tokens
-        bare = dict.fromkeys(("unk_token", "bos_token", "eos_token")) if absent else {}
+    vocab, named = read_json(folder / VOCAB), _settings(folder).get("tokenizer_class")
+    for name in (named, TOKENIZER_MAPPING_NAMES.get(_model_type(folder))):
+        own = name.removesuffix("Fast") if isinstance(name, str) and name not in _PLAIN else ""
+        if hasattr(transformers, own):
+            made = _read_by(getattr(transformers, own), folder)
+            if vocab.keys() <= made.get_vocab().keys():
+                return made
+            if name == named:
+                raise ModelError(
+                    f"{folder}: tokenizer_class {named} does not read {VOCAB} and {MERGES}; fetch its own files"
+                )
+    _LOG.warning("%s names no tokenizer_class: words are cut as by GPT-2, in training perhaps otherwise", folder)
+    absent = _END not in vocab  # GPT-2's class would add it after the model's tokens
+    bare = dict.fromkeys(("unk_token", "bos_token", "eos_token")) if absent else {}
+    return _read_by(transformers.GPT2Tokenizer, folder, **bare)
+
+
+def _read_by(kind: Any, folder: Path, **given: Any) -> Any:
+    """What a class of transformers makes of a folder."""
     try:
-        return getattr(transformers, name or "GPT2Tokenizer").from_pretrained(str(folder), **bare)
+        return kind.from_pretrained(str(folder), **given)
     except Exception as error:  # the tokenizers library raises bare Exception on a malformed file
         raise _unread(folder / VOCAB, error) from error
 

@@ -324,13 +324,13 @@ def test_a_vocabulary_and_its_merges(tmp_path, caplog):
         ("granite", named, gpt2),
         ("qwen3", {}, qwen2),
         ("qwen3", named, gpt2),
-        ("llama", {}, gpt2),
+        ("gemma2", {}, gpt2),  # whose own class reads other files
     ):
         folder = written(tmp_path / f"{kind}{len(more)}", kind, **files, **more)
         ours = tokenizer.load(folder)
         assert [ours.encode(text) for text in drawn()] == [want.encode(text) for text in drawn()]
         assert bool(ours.chat_template) == bool(more) and (not more or ours.eos_token == "<|end|>")
-        assert ("words are cut as by GPT-2" in caplog.text) == (kind == "llama")
+        assert ("words are cut as by GPT-2" in caplog.text) == (kind == "gemma2")
     assert ours.eos_token is None and len(ours) == len(model["vocab"])
 
 
@@ -349,6 +349,11 @@ def test_a_vocabulary_and_its_merges(tmp_path, caplog):
         ("x", {"a.tiktoken": "", "b.tiktoken": ""}, "has several vocabularies, a.tiktoken, b.tiktoken: leave one"),
         ("qwen2", {"vocab.json": "[", "merges.txt": ""}, "vocab.json"),
         ("qwen2", {"vocab.json": {"a": 0}, "merges.txt": "a b c"}, "vocab.json cannot be read"),
+        (
+            "qwen2",
+            {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"}},
+            "tokenizer_class LlamaTokenizer does not read vocab.json and merges.txt",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_vocabulary_is_one_line(tmp_path, kind, files, said):

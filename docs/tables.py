@@ -248,6 +248,18 @@ def refused() -> Iterator[tuple[str, ...]]:
         yield ", ".join(f"`{name}`" for name in names), why
 
 
+def configs() -> Iterator[tuple[str, ...]]:
+    """The built-in configurations, by their architecture."""
+    by: dict[str, list[str]] = {}
+    for name, config in CONFIGS.items():
+        by.setdefault((config.get("architectures") or [FAMILIES[config["model_type"]].architecture])[0], []).append(
+            name
+        )
+    yield "architecture", "built-in configurations"
+    for architecture, names in by.items():
+        yield f"`{architecture}`", ", ".join(f"`{name}`" for name in names)
+
+
 def weights() -> Iterator[tuple[str, ...]]:
     """What the parameters of two models take in each format."""
     size = lambda name, line: chip_bytes(abstract(name, "bfloat16", weights=line).params)
@@ -476,6 +488,7 @@ TABLES = {
     "policies": policies,
     "families": families,
     "refused": refused,
+    "configs": configs,
     "packed": packed,
     "weights": weights,
     "few_bits": few_bits,

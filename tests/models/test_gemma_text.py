@@ -196,7 +196,7 @@ def test_layers_that_share_keys_need_what_is_below_them(references, tmp_path):
     tokens = np.arange(6)[None]
     block = Block(tokens, tokens, np.zeros(1, np.int32))
     h, below = lm.layers(params, lm.embed(params, tokens), 0, 3, block, None)
-    with pytest.raises(ValueError, match="layer 3 reads the keys of layer 1: give layers"):
+    with pytest.raises(ValueError, match="layer 3 reads the keys of layer 1: pass layers"):
         lm.layers(params, h, 3, 5, block, None)
     h, above = lm.layers(params, h, 3, 5, block, None, below=below)
     assert len(below.key) == 3 and above.key == ()

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
     from specjax.models.mlp import MLPConfig
     from specjax.models.model import Model, cached, quantised, reduced, resolve_dtype, retyped
-    from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig, llama_config
+    from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig, PositionsConfig, llama_config
     from specjax.models.norms import NormConfig
     from specjax.models.placement import spread
     from specjax.models.ropes import RopeConfig, RopeScaling
     from specjax.models.saving import save
     from specjax.models.tabular import TabularLM
+    from specjax.models.transform import TransformConfig
     from specjax.models.widening import widen
 
 _HOME = {
@@ -57,10 +58,12 @@ _HOME = {
     "MLPConfig": "mlp",
     "ModelConfig": "model_config",
     "NormConfig": "norms",
+    "PositionsConfig": "model_config",
     "RopeConfig": "ropes",
     "RopeScaling": "ropes",
     "StateMixerConfig": "mixers",
     "TabularLM": "tabular",
+    "TransformConfig": "transform",
     "llama_config": "model_config",
     "widen": "widening",
 }
@@ -84,10 +87,12 @@ __all__ = [
     "ModelConfig",
     "ModelError",
     "NormConfig",
+    "PositionsConfig",
     "RopeConfig",
     "RopeScaling",
     "StateMixerConfig",
     "TabularLM",
+    "TransformConfig",
     "abstract",
     "cached",
     "llama_config",

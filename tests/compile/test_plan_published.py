@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
         ("openai/gpt-oss-120b", "v5p:2x2x1", 1.05),
         ("meta-llama/Llama-3.1-8B", "h100:8", 1.05),
         ("openai/gpt-oss-120b", "h100:8", 1.08),
+        ("EleutherAI/pythia-6.9b", "v5e:2x2", 1.03),
         ("Qwen/Qwen3-235B-A22B", "v5p:2x2x2", 1.05),
     ),
 )

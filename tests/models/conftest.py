@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import tiny_families
+from support.conformance import but_slow
 from support.tiny_families import FAMILIES, SIZES, WHOLE, odd
 
 
@@ -78,7 +79,7 @@ def references(tmp_path_factory):
     return get
 
 
-@pytest.fixture(scope="session", params=list(FAMILIES))
+@pytest.fixture(scope="session", params=but_slow(FAMILIES, "starcoder2", "stablelm", "opt", "nemotron"))
 def reference(request, references) -> Reference:
     """Every family in turn."""
     return references(request.param)

@@ -16,6 +16,7 @@ from support.conformance import but_slow
 import specjax
 from specjax import models
 from specjax.draft.head import draft_logits, head_kernel
+from specjax.draft.heads.folder import fingerprint, sample
 from specjax.draft.trim import trimmed_model
 from specjax.lm import Block, Wants
 from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, tensors, weights
@@ -580,6 +581,14 @@ def test_a_heads_bias_is_no_part_of_its_kernel(references):
     np.testing.assert_allclose(logits, features @ head["kernel"] + head["bias"][None, None], atol=1e-4)
     small, params = trimmed_model(model.lm, model.params, ids)
     np.testing.assert_allclose(small.unembed(params, features), logits[..., ids], atol=1e-4)
+
+
+def test_a_layer_norm_is_known_by_its_weights(references):
+    """A head's folder says for which target it is, by some of the numbers that its final norm makes."""
+    model = models.load(references("phi").folder, dtype="float32")
+    norm = model.params["norm"]
+    other = dataclasses.replace(model, params=model.params | {"norm": norm | {"scale": 1 + norm["scale"]}})
+    assert fingerprint(model) != fingerprint(other) and sample(model) != sample(other)
 
 
 @pytest.mark.parametrize("name", ("gpt_neox", "gpt2", "opt"))

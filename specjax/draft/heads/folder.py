@@ -36,7 +36,11 @@ def shipped_heads() -> dict[str, Path]:
 
 def _first_numbers(target: Any) -> tuple[np.ndarray, np.ndarray]:
     embed = target.lm.embed(target.params, jnp.arange(min(16, target.lm.vocab_size), dtype=jnp.int32)[None])
-    return to_host((embed, target.lm.norm(target.params, jnp.ones_like(embed[:, :1]))))
+    probe = jnp.ones_like(embed[:, :1])
+    config = getattr(target.lm, "config", None)
+    if getattr(getattr(config, "norm", None), "mean", False):
+        probe = jnp.cumsum(probe, axis=-1)  # of equal numbers, a layer norm leaves nothing
+    return to_host((embed, target.lm.norm(target.params, probe)))
 
 
 def fingerprint(target: Any) -> str:

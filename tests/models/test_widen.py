@@ -150,7 +150,8 @@ def test_kernels_of_layers_grow_as_k_squared_and_tables_as_k(name):
     assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, wider_lm(lm, k).abstract())
     kernels = lambda params: [x.size for x in jax.tree.leaves(params["layers"]) if x.ndim == 2]
     assert kernels(after) == [k * k * size for size in kernels(before)]
-    tables = lambda params: [x.size for part in ("embed", "head") for x in jax.tree.leaves(params.get(part))]
+    leaves = lambda params: [x for part in ("embed", "head") for x in jax.tree.leaves(params.get(part))]
+    tables = lambda params: [x.size for x in leaves(params) if x.ndim == 2]
     assert tables(after) == [k * size for size in tables(before)] and len(tables(before)) == 2 - lm.config.head.tied
     assert lm.config.near.head_dim == wider_lm(lm, k).config.near.head_dim
 

@@ -59,8 +59,7 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
     check_depth(get("num_hidden_layers"))
     heads, width = get("num_attention_heads"), get("hidden_size")
     kv_heads = heads if get("num_key_value_heads") is None else get("num_key_value_heads")
-    if heads % kv_heads:
-        raise ModelError(f"config.json: {heads} attention heads do not split over {kv_heads} key-value heads")
+    _check_heads(heads, kv_heads)
     head_dim = get("head_dim")
     if head_dim is None:
         if width % heads:
@@ -81,6 +80,11 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
     return found
 
 
+def _check_heads(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise ModelError(f"config.json: {heads} attention heads do not split over {kv_heads} key-value heads")
+
+
 def _stretched(config: ModelConfig) -> ModelConfig:
     """The config with the positions that YaRN reaches, if the file gives those of the first training, as model cards
     advise."""
@@ -98,6 +102,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     Raises:
       ModelError: if no family has this combination of parts; names the parts in which the nearest family differs.
     """
+    for one in config.attentions:
+        _check_heads(one.num_attention_heads, one.num_key_value_heads)
     found: list[tuple[list[str], str]] = []
     refused = []
     first = [config.family] if config.family in FAMILIES else []

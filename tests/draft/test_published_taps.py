@@ -115,7 +115,7 @@ def test_the_command_line_sets_taps_and_says_which_they_are(tmp_path, capsys):
     assert cli.main([*words, f"eagle3:model={head},taps=0-1"]) == 2
     assert "whole numbers with spaces" in capsys.readouterr().err
     assert cli.main([*words, "prompt_lookup"]) == 2
-    assert "no drafter with a trained head" in capsys.readouterr().err
+    assert "not a drafter with a trained head" in capsys.readouterr().err
 
 
 def test_verbose_says_how_a_head_is_read(tmp_path, capsys):

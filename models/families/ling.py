@@ -49,7 +49,7 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     channels, share = plain.near.rotary_dim, plain.rope.share
     if channels % 2 or not channels:
         raise ModelError(
-            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, no even number"
+            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, which must be an even number"
         )
     own = plain.every(
         AttentionConfig, qk_norm=plain.norm if flag("use_qk_norm", get("use_qk_norm")) else None,

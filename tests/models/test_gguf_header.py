@@ -73,7 +73,7 @@ def test_a_file_that_ends_early_is_found_wherever_it_ends(tmp_path):
     for size in range(len(whole)):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         line = said(tmp_path / "cut.gguf")
-        assert "truncated" in line or "no GGUF file" in line, size
+        assert "truncated" in line or "not a GGUF file" in line, size
 
 
 def test_whatever_a_byte_is_changed_to_is_read_or_is_one_line(tmp_path):
@@ -91,7 +91,7 @@ def test_whatever_a_byte_is_changed_to_is_read_or_is_one_line(tmp_path):
 
 HUGE = 1 << 60
 WRONG = {
-    "letters": ({}, "no GGUF file"),
+    "letters": ({}, "not a GGUF file"),
     "old": ({"version": 1}, "has version 1 of GGUF; 2 and 3 are read"),
     "new": ({"version": 4}, "has version 4 of GGUF"),
     "big-endian": ({"version": 3 << 24}, "is a big-endian GGUF file"),

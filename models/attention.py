@@ -33,6 +33,7 @@ class AttentionConfig(MixerConfig):
       head_dim: H.
       rope: the rotary embedding; None: queries and keys have no positions.
       window: how many tokens a query sees, counting back from and including itself; None: all.
+      chunked: whether a text is cut into chunks of `window` tokens, and a query sees only those of its own chunk (Llama 4).
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
       qk_norm: the norm of each head of queries and keys.
@@ -56,6 +57,7 @@ class AttentionConfig(MixerConfig):
     head_dim: int
     rope: RopeConfig | None = RopeConfig()
     window: int | None = None
+    chunked: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormConfig | None = None
@@ -86,6 +88,14 @@ class AttentionConfig(MixerConfig):
     def rotary_dim(self) -> int:
         """The number of channels of a head that are rotated."""
         return 0 if self.rope is None else self.rope.channels(self.head_dim)
+
+    def window_ends(self, positions: Array) -> Array:
+        """Where the windows of queries at `positions` end: there or, with `chunked`, where their chunks end.
+
+        The window that ends with a chunk is the chunk. A causal mask leaves out the keys after the query."""
+        if self.window is None or not self.chunked:
+            return positions
+        return positions // self.window * self.window + self.window - 1
 
     @property
     def reads(self) -> Any:
@@ -161,8 +171,16 @@ class Attention(Mixer):
         """Returns the output, the block's (key, value), and the block's queries where the cache asks for them.
 
         `cache` and `past` are this layer's (key, value) pairs, or None. A layer that shares another layer's pairs takes
-        that layer's, and `shared` is that layer's pair for the block. `cache` may hold more; see `Slots`."""
+        that layer's, and `shared` is that layer's pair for the block. `cache` may hold more; see `Slots`.
+
+        Raises:
+          ValueError: if the layer has chunks, and queries see later tokens.
+        """
         c = self.config
+        if c.chunked and not block.causal:
+            raise ValueError(
+                "layers that see chunks of a text read it from left to right, not both ways: use another model"
+            )
         batch, length, _ = x.shape
         q = self._placed(self.q(x), "q", rope)
         if c.query_scale is not None:
@@ -184,7 +202,7 @@ class Attention(Mixer):
             cache_value,
             block.length if seen.unseen is None else jnp.full_like(block.length, seen.unseen.shape[1]),
             visible=block.visible,
-            query_positions=block.positions,
+            query_positions=c.window_ends(block.positions),
             key_positions=positions,
             cache_positions=seen.positions,
             unseen=block.unseen if seen.unseen is None else seen.unseen,

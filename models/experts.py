@@ -32,7 +32,8 @@ class ExpertsConfig:
         (Qwen3-MoE). `sigmoid` chooses the best sums of score and learned bias, and the bias does not count in the
         weights (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). `biased` does so with a softmax over all (ERNIE 4.5).
         `chosen` takes the k best logits, which have a bias, and then a softmax over those (gpt-oss). `sparsemixer` takes
-        the two best logits, one after the other; see `mixed_sparsely`.
+        the two best logits, one after the other; see `mixed_sparsely`. `inputs` takes the k best logits, and the sigmoid of
+        each multiplies what its expert reads, not what that gives (Llama 4).
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
       least_sum: what this sum is at least taken for.
       routed_scaling_factor: a factor of the weights, applied after that.
@@ -50,7 +51,7 @@ class ExpertsConfig:
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    scoring: Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer", "inputs"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     n_group: int = 1
@@ -66,7 +67,7 @@ class ExpertsConfig:
     @property
     def biased(self) -> bool:
         """Whether a learned bias takes part in the choice."""
-        return self.scoring not in ("softmax", "sparsemixer")
+        return self.scoring not in ("softmax", "sparsemixer", "inputs")
 
     @property
     def num_shared_experts(self) -> int:
@@ -91,6 +92,9 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
             logits if bias is None else logits + bias.astype(jnp.float32)[None], c.num_experts_per_tok
         )
         return jax.nn.softmax(best, axis=-1), experts
+    if c.scoring == "inputs":
+        best, experts = jax.lax.top_k(logits, c.num_experts_per_tok)
+        return jax.nn.sigmoid(best), experts
     if c.scoring == "sparsemixer":
         return mixed_sparsely(logits, c.router_jitter_noise)
     scores = jax.nn.sigmoid(logits) if c.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
@@ -130,7 +134,7 @@ def mixed_sparsely(logits: Array, noise: float) -> tuple[Array, Array]:
     return jnp.concatenate(weights, axis=-1), jnp.concatenate(experts, axis=-1)
 
 
-def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
+def mixed(own: Any, x: Array, weights: Array, experts: Array, inputs: bool = False) -> Array:
     """Tokens `[M, E]` through their experts `[M, k]`, summed by weight `[M, k]`.
 
     Tokens are sorted by expert and multiplied group by group. No token is dropped or padded, whatever the length of a
@@ -145,11 +149,12 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
       x: the tokens.
       weights: in float32.
       experts: int32.
+      inputs: whether the weights multiply what experts read, and not what they give.
     """
     count, inner, _ = own.down.kernel.get_value().shape
     mesh = known_mesh()
     if mesh is None or not whole_experts(mesh, count, inner):
-        return _summed(x, weights, experts, count, own.mlp)
+        return _summed(x, weights, experts, count, own.mlp, inputs)
     graph, params = nnx.split(own)
     axis, rows = RULES["expert"], partition(mesh, ("batch", None), x.shape, {})
 
@@ -163,21 +168,25 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
             return jnp.where(here, held.mlp(jnp.where(here, x, 0), sizes[:number]), 0)
 
         own_first = (experts - jax.lax.axis_index(axis) * number) % count
-        return jax.lax.psum(_summed(x, weights, own_first, count, mlp), axis)
+        return jax.lax.psum(_summed(x, weights, own_first, count, mlp, inputs), axis)
 
     given = jax.P(axis), rows, rows, rows
     with jax.sharding.use_abstract_mesh(mesh):
         return jax.shard_map(part, in_specs=given, out_specs=rows, check_vma=False)(params, x, weights, experts)
 
 
-def _summed(x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array]) -> Array:
+def _summed(
+    x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array], inputs: bool
+) -> Array:  # fmt: skip
     """See `mixed`; `mlp` takes the tokens `[M k, E]` of all `count` experts."""
     tokens, each = experts.shape
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen, stable=True)
     sizes = jnp.zeros((count,), jnp.int32).at[chosen].add(1)
-    out = mlp(x[order // each], sizes)[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
-    return jnp.sum(out * weights[:, :, None], axis=1).astype(x.dtype)
+    read = x[order // each]
+    read = read * weights.reshape(-1)[order][:, None].astype(x.dtype) if inputs else read
+    out = mlp(read, sizes)[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
+    return jnp.sum(out if inputs else out * weights[:, :, None], axis=1).astype(x.dtype)
 
 
 class Kernel(nnx.Module):
@@ -211,9 +220,10 @@ class Experts(nnx.Module):
         self.gate = Kernel((X, width, F), dtype, rngs)
         self.up = Kernel((X, width, F), dtype, rngs)
         self.down = Kernel((X, F, width), dtype, rngs)
+        self.inputs = config.scoring == "inputs"
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
-        return mixed(self, x, weights, experts)
+        return mixed(self, x, weights, experts, self.inputs)
 
     def mlp(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""

@@ -8,8 +8,8 @@ MOST_LAYERS = 1000
 """The most layers. No published model has a fifth of it, and the time to read a config grows with its layers."""
 MOST_EXPERTS = 100_000
 """The most experts of a layer; a checkpoint has at least one tensor for each."""
-SLIDING, FULL = "sliding_attention", "full_attention"
-"""The names in `layer_types` of a layer with a window, and of one that attends to everything."""
+SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+"""The names in `layer_types` of a layer with a window, of one that attends to everything, and of one that sees chunks."""
 _MOST = 2**31 - 1  # what an index of 32 bits can count
 _LARGEST = 3e38  # what float32 holds
 
@@ -71,16 +71,16 @@ def an_object(name: str, value: Any) -> dict[str, Any]:
     return value or {}
 
 
-def layer_kinds(types: Any, layers: int) -> list[str]:
-    """`layer_types`: for every layer, `SLIDING` or `FULL`.
+def layer_kinds(types: Any, layers: int, near: str = SLIDING) -> list[str]:
+    """`layer_types`: for every layer, `near` or `FULL`.
 
     Raises:
       ModelError: on any other value.
     """
-    unknown = sorted({str(kind) for kind in types} - {SLIDING, FULL})
+    unknown = sorted({str(kind) for kind in types} - {near, FULL})
     if unknown or len(types) != layers:
         what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
-        raise ModelError(f"config.json: layer_types {what}; use {FULL} or {SLIDING} for each layer")
+        raise ModelError(f"config.json: layer_types {what}; use {FULL} or {near} for each layer")
     return list(types)
 
 

@@ -88,10 +88,10 @@ def _dynamic(rope: dict[str, Any], original: Any) -> RopeScaling:
 
 def _llama3(rope: dict[str, Any], original: Any) -> RopeScaling:
     factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    if not is_size(original) or low >= high:
+    if not is_size(original) or low > high:
         raise ModelError(
-            "config.json: rope type 'llama3' needs a low_freq_factor below its high_freq_factor, and a positive integer for "
-            "original_max_position_embeddings"
+            "config.json: rope type 'llama3' needs a low_freq_factor of at most its high_freq_factor, and a positive integer "
+            "for original_max_position_embeddings"
         )
     return RopeScaling("llama3", factor, low, high, original)
 

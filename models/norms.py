@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 Array = jax.Array
-NormKind = Literal["rounded", "wide", "offset"]
+NormKind = Literal["rounded", "wide", "offset", "bare"]
 """How a norm scales. `rounded`: in the parameter's type, after rounding (Llama). `wide`: in float32, before rounding
-(Gemma 4). `offset`: like `wide`, but by 1 more than the parameter (Gemma 2 and 3)."""
+(Gemma 4). `offset`: like `wide`, but by 1 more than the parameter (Gemma 2 and 3). `bare`: an RMS norm without a parameter
+(Llama 4)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +69,12 @@ class RMSNorm(nnx.Module):
     """See `rms_norm`."""
 
     def __init__(self, shape: int | tuple[int, ...], eps: float, dtype: Any, kind: NormKind = "rounded"):
-        self.scale = nnx.Param((jnp.zeros if kind == "offset" else jnp.ones)(shape, dtype))
+        if kind != "bare":
+            self.scale = nnx.Param((jnp.zeros if kind == "offset" else jnp.ones)(shape, dtype))
         self.eps, self.kind = eps, kind
 
     def __call__(self, x: Array) -> Array:
-        return rms_norm(x, self.scale[...], self.eps, self.kind)
+        return rms_norm(x, None if self.kind == "bare" else self.scale[...], self.eps, self.kind)
 
 
 class LayerNorm(nnx.Module):

@@ -104,6 +104,18 @@ _MINISTRAL = {
         },
     },
 }  # fmt: skip
+_LLAMA_4 = {
+    "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text", "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8,
+        "head_dim": 128, "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
+        "use_qk_norm": True, "no_rope_layers": [], "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+        "floor_scale": 8192, "attn_scale": 0.1, "max_position_embeddings": 10485760, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": False,
+        "rope_scaling": _LLAMA["rope_scaling"] | {"factor": 16.0, "high_freq_factor": 1.0},
+    },
+}  # fmt: skip
 _INTERNLM = {
     "architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "vocab_size": 128512, "num_key_value_heads": 2,
     "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 50000000.0,
@@ -240,6 +252,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tencent/Hunyuan-7B-Instruct": _sized(_HUNYUAN, 4096, 14336, 32, 32),
     "swiss-ai/Apertus-8B-2509": _sized(_APERTUS, 4096, 21504, 32, 32),
     "mistralai/Ministral-3-8B-Instruct-2512": _MINISTRAL,
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _LLAMA_4,
     "internlm/internlm3-8b-instruct": _sized(_INTERNLM, 4096, 10240, 48, 32),
     "zai-org/GLM-4-9B-0414": _sized(_GLM, 4096, 13696, 40, 32),
     "CohereForAI/c4ai-command-r-v01": _sized(_COHERE, 8192, 22528, 40, 64),

@@ -103,19 +103,21 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QueryScale:
-    """The factor of queries by their positions: `1 + beta * log(1 + floor(position / period))`.
+    """The factor of queries by their positions: `1 + beta * log(1 + floor((position + first) / period))`.
 
     Attributes:
       beta: see above.
       period: for so many positions the factor stays the same.
+      first: the number of the first position.
     """
 
     beta: float
     period: int
+    first: int = 0
 
     def at(self, positions: Array) -> Array:
         """The factors at positions of any shape, in float32."""
-        return 1 + self.beta * jnp.log1p((positions // self.period).astype(jnp.float32))
+        return 1 + self.beta * jnp.log1p(((positions + self.first) // self.period).astype(jnp.float32))
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
@@ -146,7 +148,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
     low = scaling.original_max_position_embeddings / scaling.low_freq_factor
     high = scaling.original_max_position_embeddings / scaling.high_freq_factor
     blend = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
+        scaling.high_freq_factor - scaling.low_freq_factor or 1.0  # where they are equal, none is between
     )
     between = (1 - blend) * freq / scaling.factor + blend * freq
     return jnp.where(wavelength > low, freq / scaling.factor, jnp.where(wavelength < high, freq, between))

@@ -137,6 +137,7 @@ _PREFIXES = {
 }
 _NOT_TEXT = (
     "vision_tower.",
+    "vision_model.",
     "visual.",
     "multi_modal_projector.",
     "embed_vision.",
@@ -201,6 +202,22 @@ def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:
     if window is not None and not is_size(window):
         raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {shown(window)}")
     return mixers(config, lambda i: {"window": window if uses[i] else None})
+
+
+def rotates(get: Fields, ones: Any, layers: int) -> tuple[bool, ...]:
+    """Which layers have positions, from `no_rope_layers` `ones`, which has 1 for those; None: all but every
+    `no_rope_layer_interval`th.
+
+    Raises:
+      ModelError: on wrong fields.
+    """
+    every = get("no_rope_layer_interval")
+    if not is_size(every):
+        raise ModelError(f"config.json: no_rope_layer_interval must be a number of layers, not {shown(every)}")
+    ones = [int((i + 1) % every != 0) for i in range(layers)] if ones is None else ones
+    if not isinstance(ones, list) or len(ones) < layers or any(one not in (0, 1) for one in ones):
+        raise ModelError(f"config.json: no_rope_layers must have 0 or 1 for each layer, not {shown(ones)}")
+    return tuple(bool(one) for one in ones[:layers])
 
 
 def mixers(config: ModelConfig, fields: Callable[[int], dict[str, Any]]) -> ModelConfig:

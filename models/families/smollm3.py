@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.families.llama import biases
-from specjax.models.fields import FULL, SLIDING, flag, is_size, shown
+from specjax.models.fields import FULL, SLIDING, flag
 from specjax.models.model_config import ModelConfig
 
 
@@ -14,13 +13,7 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     """Reads `no_rope_layers`, which has 1 for the layers that do rotate.
 
     The other layers have the window, if there is one and `layer_types` does not decide."""
-    layers, ones, every = plain.num_hidden_layers, get("no_rope_layers"), get("no_rope_layer_interval")
-    if not is_size(every):
-        raise ModelError(f"config.json: no_rope_layer_interval must be a number of layers, not {shown(every)}")
-    ones = [int((i + 1) % every != 0) for i in range(layers)] if ones is None else ones
-    if not isinstance(ones, list) or len(ones) < layers or any(one not in (0, 1) for one in ones):
-        raise ModelError(f"config.json: no_rope_layers must have 0 or 1 for each layer, not {shown(ones)}")
-    rotates = tuple(bool(one) for one in ones[:layers])
+    rotates = base.rotates(get, get("no_rope_layers"), plain.num_hidden_layers)
     window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
     types = get("layer_types")
     types = [FULL if one or window is None else SLIDING for one in rotates] if types is None else types

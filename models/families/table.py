@@ -36,6 +36,7 @@ from specjax.models.families.hunyuan import HUNYUAN as HUNYUAN
 from specjax.models.families.ministral import MINISTRAL_3 as MINISTRAL_3
 from specjax.models.families.glm_dense import GLM as GLM
 from specjax.models.families.glm_dense import GLM_0414 as GLM_0414
+from specjax.models.families.llama4 import LLAMA_4 as LLAMA_4
 from specjax.models.families.internlm import INTERNLM_3 as INTERNLM_3
 from specjax.models.families.gemma import GEMMA as GEMMA
 from specjax.models.families.gpt_neox import GPT_NEOX as GPT_NEOX

@@ -16,7 +16,6 @@ UNSUPPORTED = {
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
         "Kimi_K25ForConditionalGeneration",
     ): "latent attention (MLA): keys and values are made of one compressed vector per token",
-    ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """The unsupported part of each architecture, by its names."""

@@ -12,7 +12,7 @@ from support.conformance import but_slow
 from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, shares, tree_attention
 from specjax.kernels.tree_attention.reference import reference
-from specjax.models import LlamaLM, llama_config
+from specjax.models import AttentionConfig, LlamaLM, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh
@@ -47,6 +47,33 @@ def test_ragged_rows_and_a_query_that_sees_nothing(way):
 def test_a_past_of_several_words_a_window_a_cap_and_holes(way):
     operands, options = world(256, (256, 5, 131), past=61, group=1)
     check(operands, options | {"unseen": holes(256)}, way, window=100, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("way", but_slow(WAYS, *(set(WAYS) - {"blocked"})))
+def test_a_window_that_ends_with_a_chunk_is_the_chunk(way):
+    """The past of a row crosses the end of one, another row begins one, and a third row's queries cross an end."""
+    operands, options = world(256, (256, 39, 136), past=61, group=1)
+    options["visible"] &= np.tri(T, T + 61, 61, dtype=bool)[None]
+    positions, own = options["query_positions"], options["key_positions"]
+    unseen, chunk = holes(256), 100
+    assert positions[1, 0] == chunk and positions[2, 0] // chunk < positions[2, -1] // chunk
+    ends = AttentionConfig(1, 1, H, window=chunk, chunked=True).window_ends(positions)
+    got = plain(
+        *operands,
+        **options | {"query_positions": ends, "unseen": unseen},
+        window=chunk,
+        soft_cap=2.0,
+        implementation=way,
+    )
+    query, *others = operands
+    for t in range(T):
+        here = positions[:, t : t + 1] // chunk
+        want = reference(
+            query[:, t : t + 1], *others, scale=H**-0.5, soft_cap=2.0,
+            visible=options["visible"][:, t : t + 1] & (own // chunk == here)[:, None],
+            unseen=unseen | (jnp.arange(256)[None] // chunk != here),
+        )  # fmt: skip
+        np.testing.assert_allclose(got[:, t : t + 1], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -76,7 +76,7 @@ def test_code_of_a_folder_is_never_run_and_nobody_is_asked(tiny, monkeypatch, ki
 
 
 HUGE = 10**30
-LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.5, "high_freq_factor": 4.0}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 SDAR = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
 
@@ -93,7 +93,7 @@ SDAR = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
         ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": "x"}, "max_window_layers must be a number"),
         ({"rope_scaling": "x"}, "rope_scaling must be an object, not 'x'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "'linear' needs a positive number for factor"),
-        ({"rope_scaling": LLAMA3}, "needs a low_freq_factor below its high_freq_factor"),
+        ({"rope_scaling": LLAMA3}, "needs a low_freq_factor of at most its high_freq_factor"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, not 'no'"),
         ({**SDAR, "mask_token_id": True}, "needs a mask_token_id, got True"),
         ({**SDAR, "block_size": HUGE}, "needs a block_size of at least 1"),

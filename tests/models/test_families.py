@@ -22,9 +22,10 @@ from specjax.lm import Block, Wants
 from specjax.models import ModelError, byte_ranges, hf_config, masked, mlp, tensors, weights
 from specjax.models.families import base, table
 from specjax.models.published_configs import CONFIGS
+from specjax.models.ropes import QueryScale
 
 safetensors = pytest.importorskip("safetensors.numpy")
-ELSEWHERE = ("llama", "mistral", "gemma", "gpt_oss")
+ELSEWHERE = ("llama2", "llama3", "llama_", "mistral", "gemma", "gpt_oss")
 """What the names of those begin with that have files of their own."""
 FAMILIES = tuple(
     name for name in tiny_families.FAMILIES if not name.startswith(ELSEWHERE) and name not in ("qwen2", "qwen3")
@@ -155,6 +156,21 @@ MORE: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 2,
         "norm_topk_prob": True,
         "qkv_bias": False,
+    },
+    "llama4_text": {
+        "no_rope_layers": [],  # as published files have it
+        "no_rope_layer_interval": 3,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 9,
+        "use_qk_norm": False,
+        "attention_bias": True,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 512,
+        },
     },
     "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
     "glm4_moe": {
@@ -350,6 +366,27 @@ def test_ministral_is_the_text_of_a_mistral_3_that_says_so():
     assert hf_config.to_hf(still)["model_type"] == "ministral3"
 
 
+def test_layers_of_llama_4():
+    """Its `layer_types` may give chunks to layers without positions; old files have a number for true."""
+    read = lambda **more: hf_config.from_hf({"model_type": "llama4_text"} | SIZES | more)
+    layers = lambda config: [(one.rope is not None, one.window, one.chunked) for one in config.attentions]
+    assert layers(read()) == ([(True, 8192, True)] * 3 + [(False, None, False)]) * 2
+    assert layers(read(attention_chunk_size=None)) == ([(True, None, False)] * 3 + [(False, None, False)]) * 2
+    mixed = read(layer_types=["full_attention", "chunked_attention"] * 4, attention_chunk_size=7)
+    assert layers(mixed)[2:4] == [(True, None, False), (False, 7, True)]
+    assert hf_config.from_hf(hf_config.to_hf(mixed)) == mixed
+    scales = lambda **more: {one.query_scale for one in read(**more).attentions if one.rope is None}
+    assert scales() == scales(attn_temperature_tuning=4) == {QueryScale(0.1, 8192, first=1)}
+    assert scales(attn_temperature_tuning=False) == scales(attn_temperature_tuning=0) == {None}
+    window = read(no_rope_layers=[1] * 8).every(models.AttentionConfig, chunked=False)
+    with pytest.raises(ModelError, match="no supported architecture has"):
+        hf_config.to_hf(window)
+    both_ways = Block(np.zeros((1, 2), int), np.zeros((1, 2), int), np.zeros(1, int), causal=False)
+    lm = models.LlamaLM(mixed)
+    with pytest.raises(ValueError, match="chunks of a text read it from left to right"):
+        jax.eval_shape(lambda params: lm(params, both_ways, None, wants=Wants(logits=True)), lm.abstract())
+
+
 def test_positions_of_exaone():
     """Without a window all layers have them; where the file has one, those that have it."""
     read = lambda **more: hf_config.from_hf({"model_type": "exaone4", "num_key_value_heads": 8} | SIZES | more)
@@ -412,6 +449,16 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a number of layers, not 0"),
+        ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size must be a positive integer, not 0"),
+        ("llama4_text", {"floor_scale": 0}, "floor_scale must be a positive integer, not 0"),
+        ("llama4_text", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
+        ("llama4_text", {"moe_layers": [-1]}, r"moe_layers must be numbers of layers, not \[-1\]"),
+        ("llama4_text", {"interleave_moe_layer_step": 0}, "positive integers for: interleave_moe_layer_step"),
+        (
+            "llama4_text",
+            {"layer_types": ["sliding_attention"] * 8},
+            "use full_attention or chunked_attention for each layer",
+        ),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
         ("granitemoehybrid", {}, "layer_types has mamba layers; .* state space layers .Mamba. are not supported"),
         (
@@ -500,7 +547,7 @@ def test_a_field_that_its_family_does_not_have_must_be_off(kind):
         assert (
             hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
         )
-    if kind not in ("glm4_moe", "bailing_moe", "cohere"):  # whose norms the field is for
+    if kind not in ("glm4_moe", "bailing_moe", "cohere", "llama4_text"):  # whose norms the field is for
         normed = bool(plain.near.qk_norm or plain.near.qk_wide_norm)
         assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
         with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
@@ -782,6 +829,7 @@ PUBLISHED = {
         ("microsoft/Phi-3.5-MoE-instruct", 41.9),
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
         ("jhu-clsp/ettin-decoder-1b", 1.03),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 109),
     )},
 }  # fmt: skip
 

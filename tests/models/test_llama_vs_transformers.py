@@ -100,7 +100,10 @@ def rounds_parameters_alone(reference):
     np.testing.assert_allclose(got, dataclasses.replace(reference, torch=rounded).logits(ids), atol=3 * TOLERANCE)
 
 
-WHOLE = {"mistral3": "MistralForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM", "qwen3_vl": "Qwen3ForCausalLM"}
+WHOLE = {
+    "mistral3": "MistralForCausalLM", "llama4": "Llama4ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM",
+    "qwen3_vl": "Qwen3ForCausalLM",
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -111,6 +114,8 @@ def test_the_text_of_a_model_that_reads_images(references, tmp_path, name):
     import transformers
 
     reference, ids = references(name), ragged(LENGTHS)[:1]
+    if name == "llama4":  # whose whole fails without an image in transformers 5.24
+        reference = dataclasses.replace(reference, torch=reference.torch.language_model)
     model, want = load(reference.folder), reference.logits(ids)
     assert want.std() > 0.3
     np.testing.assert_allclose(forward(model.lm, model.params, plain(ids)).logits, want, atol=TOLERANCE)

@@ -43,6 +43,9 @@ MODELS = {
         lambda i: ({"head_dim": 16, "num_key_value_heads": 1} if i % 2 else {}) | {"source": i - 2 if i > 1 else None},
     ),
     "mistral": small(*SIZES, sliding_window=9),
+    "llama4": base.mixers(
+        small(*SIZES, sliding_window=9, sliding_layers=(True, False) * 2), lambda i: {"chunked": i % 2 == 0}
+    ),
 }
 DRAFTERS = {
     "none": NoDrafter(),
@@ -82,7 +85,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
     return texts(state), state
 
 
-PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static")]
+PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static"), ("llama4", "static")]
 """Others are held to the text of whole caches by the conformance tests, on two models with windows."""
 
 
@@ -120,12 +123,14 @@ def test_a_prefix_that_rows_go_on_from():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["context=3", "data=2,model=2"])
-def test_texts_on_a_mesh(mesh):
-    """Slots of a ring are split as others are, here fifteen over three devices."""
+@pytest.mark.parametrize(
+    ("model", "mesh"), [("gpt_oss", "context=3"), ("gpt_oss", "data=2,model=2"), ("llama4", "context=3")]
+)
+def test_texts_on_a_mesh(model, mesh):
+    """Slots of a ring are split as others are, here fifteen or seventeen over three devices."""
     from specjax.sharding import make_mesh
 
-    lm, params = made("gpt_oss")
+    lm, params = made(model)
     count = {"context=3": 3, "data=2,model=2": 4}[mesh]
     got, _ = written(lm, params, "token_recycling", AHEAD, mesh=make_mesh(mesh, jax.devices()[:count]))
     assert got == written(lm, params, "token_recycling", None)[0]

@@ -214,6 +214,21 @@ PHIMOE = {
         "original_max_position_embeddings": 256,  # transformers takes the short factors for texts of any length
     },
 }
+LLAMA4 = {
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "no_rope_layers": [1, 0, 1, 1],
+    "attention_chunk_size": 5,
+    "floor_scale": 3,  # small, so that queries grow within a short text
+    "attn_scale": 0.6,
+    "moe_layers": [1, 2],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 56,
+    "rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 1.0},  # no frequency is between, as in Scout
+}
 SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
 QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -225,6 +240,21 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": SEES
             | {"model_type": "pixtral", "num_attention_heads": 2, "head_dim": 16, "image_size": 28},
             "tie_word_embeddings": True,  # of which the text's part says the opposite
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "text_config": SIZES | LLAMA4,
+            "vision_config": SEES
+            | {
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "intermediate_size": 128,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
         },
     ),
     "qwen2_5_vl": (
@@ -266,6 +296,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0},
         },
     ),
+    "llama4_text": ("Llama4Text", LLAMA4),
     "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 24}),
     "qwen2": (
         "Qwen2",
@@ -451,7 +482,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4",
+    "gemma4", "smollm3", "exaone4",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 
@@ -460,11 +491,12 @@ _ODD: dict[str, tuple[Any, ...]] = {
     "num_key_value_heads": (1, 2, 4),
     "rms_norm_eps": (1e-6, 1e-2),
     "sliding_window": (3, 5),
+    "attention_chunk_size": (3, 4),
     "eos_token_id": ([2, 7], 5),
 } | dict.fromkeys(
     (
         "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qk_norm",
-        "norm_topk_prob", "lm_head_bias",
+        "norm_topk_prob", "lm_head_bias", "attn_temperature_tuning",
     ),
     (False, True),
 )  # fmt: skip

@@ -22,7 +22,7 @@ Array = jax.Array
 
 class Adapter(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
-        whole = dataclasses.replace(config.attention(), window=None)
+        whole = dataclasses.replace(config.attention(), window=None, chunked=False)
         self.attention_norm = config.norm.build(config.hidden_size, dtype)
         self.attention = whole.build(config.hidden_size, dtype, rngs)
         self.norm = config.norm.build(config.hidden_size, dtype)

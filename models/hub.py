@@ -132,8 +132,7 @@ def load(
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # checks the type before looking for the model
-    form = _word(weights)[1]
-    asked = DEFAULT_MODEL if model is None else model
+    form, asked = _word(weights)[1], DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
     name, folder = located(asked)
     raw, words, config_file = _said(folder)
@@ -150,8 +149,7 @@ def load(
     of = tuple(one.folder for one in added)
     made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
-    made = reduced(made, reduce_dtype)
-    return _filled(made, lm, raw, weights, added, mesh, layers)
+    return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers)
 
 
 def _filled(

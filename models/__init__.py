@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import abstract, load, shipped
+    from specjax.models.hub import shipped
     from specjax.models.layer import LayerConfig
     from specjax.models.llama import LlamaLM
+    from specjax.models.loading import abstract, load
     from specjax.models.masked import Canvas, Masked
     from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
     from specjax.models.mlp import MLPConfig
@@ -37,9 +38,9 @@ _HOME = {
     "ExpertsConfig": "experts",
     "ModelError": "errors",
     "Model": "model",
-    "abstract": "hub",
+    "abstract": "loading",
     "cached": "model",
-    "load": "hub",
+    "load": "loading",
     "quantised": "model",
     "reduced": "model",
     "resolve_dtype": "model",

@@ -79,10 +79,10 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
       ValueError: if the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft.heads.datastore import save_datastore
-    from specjax.models import hub  # slow to import: flax and Orbax
+    from specjax.models import loading  # slow to import: flax and Orbax
 
-    name, raw, reads, file = hub.fields_of(model or DEFAULT_MODEL)
-    vocab_size = hub.architecture(raw, file)[0].vocab_size  # the weights are not needed
+    name, raw, reads, file = loading.fields_of(model or DEFAULT_MODEL)
+    vocab_size = loading.architecture(raw, file)[0].vocab_size  # the weights are not needed
     words = reads()
     if words is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot read text: give another --model")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from specjax.decoder import Decode
-from specjax.models import hub
+from specjax.models import loading
 from specjax.plan.cached import through
 from specjax.plan.experts import Chosen, chosen, grouped, rounds
 from specjax.plan.held import chip_bytes, looked_up
@@ -263,7 +263,7 @@ def model_cost(
     batch, context = setup.state.tokens.shape
 
     def of(count):
-        part = prepare(hub.with_layers(model, count, mesh), way, mesh, batch, context) if count < layers else setup
+        part = prepare(loading.with_layers(model, count, mesh), way, mesh, batch, context) if count < layers else setup
         return measured(part, chip, topology, sampled)
 
     return from_few_layers(of, at, layers)

@@ -125,7 +125,7 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
       ValueError: if there is no such head, if it is not for this target, or if it runs layers of the target itself.
     """
     from specjax.assembly.line import read_line
-    from specjax.models.hub import outer
+    from specjax.models.loading import outer
     from specjax.objectives.base import Batch
     from specjax.train.capture import said_of
     from specjax.train.data import Rows
@@ -184,7 +184,7 @@ def cost_of(update: Update, mesh: Any) -> Any:
 
 def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     """The record of one batch size."""
-    from specjax.models import hub
+    from specjax.models import loading
     from specjax.plan import fit, step
     from specjax.plan.held import chip_bytes
     from specjax.plan.report import roofline
@@ -208,7 +208,7 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     at = (layers,) if options.features or options.whole or layers <= LAYERS[1] else LAYERS
     cost, reason = None, None
     try:
-        few = [prepare(options, hub.with_layers(model, count, mesh), mesh, rows) for count in at]
+        few = [prepare(options, loading.with_layers(model, count, mesh), mesh, rows) for count in at]
         costs = [cost_of(one, mesh) for one in few]
         cost = costs[0] if len(at) == 1 else step.extrapolated(costs, at, layers)
     except jax.errors.JaxRuntimeError as error:

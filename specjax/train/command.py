@@ -14,7 +14,7 @@ from specjax import models, programs
 from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.models import DEFAULT_MODEL
-from specjax.models.hub import outer
+from specjax.models.loading import outer
 from specjax.objectives.base import Objective, Recipe
 from specjax.serve.options import check_least
 from specjax.settings import settled

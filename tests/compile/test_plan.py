@@ -10,7 +10,7 @@ from support.planned import needs_libtpu
 
 from specjax import cli, models
 from specjax.decode import Diffusion, Plain, Speculate
-from specjax.models import gemma_config, hub
+from specjax.models import gemma_config, loading
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, report, step
@@ -250,7 +250,7 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
 )
 def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monkeypatch):
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    model = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh)
+    model = loading.with_layers(models.abstract(name, mesh=mesh), depth, mesh)
     way = Diffusion() if "LLaDA" in name else Plain()
     costs = lambda setup, chip, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)

@@ -7,7 +7,7 @@ from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
 from specjax.decode import Plain, Speculate
-from specjax.models import hub
+from specjax.models import loading
 from specjax.models.few_bits import dot, is_quantised
 from specjax.models.gguf.blocks import TABLE
 from specjax.models.grouped import grouped_dot
@@ -62,7 +62,7 @@ def test_a_step_reads_what_is_stored(topology, line, cache):
     skip_without_compiler(topology)
     (device,) = aot.devices(topology)
     mesh = make_mesh("model=1", [device])
-    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
+    model = loading.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
     way = Plain() if topology.startswith("h100") else Speculate(FullChain(length=15))
     with jax.default_matmul_precision("default"):  # as users compile it
         setup = step.prepare(model, way, mesh, batch=4, context=4096)

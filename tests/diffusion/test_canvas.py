@@ -20,7 +20,7 @@ from specjax.decode import Diffusion
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.common import DRAW
 from specjax.evaluate.run import evaluate
-from specjax.models import hub
+from specjax.models import loading
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import step as planned
@@ -323,5 +323,5 @@ def test_it_can_be_planned(folder):
     assert setup.decoder.block_length == W and setup.state.cache.key[0].shape == (2, 2, 64, 8)
     sizes = planned.sizes(setup)
     assert sizes.weights == sum(2 * leaf.size for leaf in jax.tree.leaves(model.params)) and sizes.cache > 0
-    first = hub.with_layers(model, 1)
+    first = loading.with_layers(model, 1)
     assert first.lm.num_layers == 1 and first.lm.config.window(0) == 5 and model.lm.config.window(1) is None

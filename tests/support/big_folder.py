@@ -125,14 +125,14 @@ def main(folder, mesh, dtype, port=None, index=0, count=1):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     importlib.import_module("orbax.checkpoint")  # before what is measured
-    import specjax.models.hub
+    import specjax.models.loading
     import specjax.sharding
 
     where = specjax.sharding.make_mesh(mesh or None)
     jax.block_until_ready(jax.device_put(np.zeros(8), jax.local_devices()[0]))
     watch, before = Watch(), bytes_read()
     watch.start()
-    model = specjax.models.hub.load(folder, dtype=dtype, mesh=where)
+    model = specjax.models.loading.load(folder, dtype=dtype, mesh=where)
     jax.block_until_ready(model.params)
     read, grown = bytes_read() - before, watch.stop()
     own = sum(shard.data.nbytes for leaf in jax.tree.leaves(model.params) for shard in leaf.addressable_shards)

@@ -7,7 +7,7 @@ import pytest
 from specjax import models
 from specjax.decode import Speculate
 from specjax.draft import PromptLookup
-from specjax.models import hub
+from specjax.models import loading
 from specjax.plan import step
 from specjax.sharding import aot, make_mesh
 
@@ -35,7 +35,7 @@ def setup_of(name, topology, layers):
     devices = aot.devices(topology)
     mesh = make_mesh(f"model={len(devices)}", devices)
     model = models.abstract(name, "bfloat16", mesh)
-    model = hub.with_layers(model, layers, mesh)
+    model = loading.with_layers(model, layers, mesh)
     return step.prepare(model, Speculate(FullChain(length=15)), mesh, batch=8, context=8192)
 
 

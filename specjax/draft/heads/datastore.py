@@ -17,6 +17,7 @@ from specjax.draft.heads.folder import shipped_heads
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
+from specjax.models.json_file import read_json
 
 NAME = "rest"
 _AGAIN = "build one for it: `specjax datastore build FILES... --model TARGET --output FOLDER`"
@@ -74,7 +75,7 @@ def load_datastore(asked: str | os.PathLike[str], target: Any, mesh: jax.shardin
       ModelError: (a ValueError) if there is none, it is damaged, or it was built for another vocabulary.
     """
     title, folder = hub.find(asked, shipped_heads(), "datastore")
-    config = hub.read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config.get("drafter") != NAME:
         raise ModelError(f'{title} is not a datastore (its config.json has another "drafter"); {_AGAIN}')
     made_for, vocab = an_object("target", config.get("target")), target.lm.vocab_size

@@ -20,6 +20,7 @@ from specjax.expand.static import Static
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
+from specjax.models.json_file import read_json
 from specjax.models.model import resolve_dtype
 from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import is_first, to_host
@@ -152,7 +153,7 @@ def read_head(
     known = kind.layout() if issubclass(kind, Trained) else None
     stems = stems_of(known)
     title, folder = hub.find(asked, shipped_heads(), f"head for {name}", stems, torch_files(stems))
-    config = hub.read_json(config_file(folder))
+    config = read_json(config_file(folder))
     layout, notes = "specjax", ()
     if "drafter" not in config:
         chosen = chosen if published is None else published

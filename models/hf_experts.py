@@ -8,6 +8,20 @@ from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import MOST_EXPERTS, is_size
 from specjax.models.mlp import MLPConfig
 
+_LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
+"""The names that files of Mixtral, and of families that follow it, give to fields of experts."""
+
+
+def local(get: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`get` for a file with Mixtral's names of fields; see `local_to_hf`."""
+    return lambda name: get(_LOCAL.get(name, name))
+
+
+def local_to_hf(experts: ExpertsConfig) -> dict[str, Any]:
+    """The sizes of experts under Mixtral's names of fields."""
+    named = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return {_LOCAL.get(name, name): getattr(experts, name) for name in named}
+
 
 def from_hf(
     get: Callable[[str], Any], chosen: str = "num_experts_per_tok", num_shared_experts: int = 0, **fields: Any

@@ -19,7 +19,6 @@ _ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
-_EXPERTS = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 
 
 def _rope(get: Fields) -> RopeConfig:
@@ -30,7 +29,7 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     types = get("layer_types")
     types = [FULL if i % 2 else SLIDING for i in range(plain.num_hidden_layers)] if types is None else types
     experts = hf_experts.from_hf(
-        lambda name: get(_EXPERTS.get(name, name)), scoring="chosen",
+        hf_experts.local(get), scoring="chosen",
         swiglu_limit=positive("swiglu_limit", get("swiglu_limit")),
         swiglu_alpha=positive("swiglu_alpha", get("swiglu_alpha")),
     )  # fmt: skip
@@ -47,8 +46,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
     if c.experts is None or c.experts.swiglu_limit is None:
         return out
-    return out | {
-        "num_local_experts": c.experts.num_experts, "num_experts_per_tok": c.experts.num_experts_per_tok,
+    return out | hf_experts.local_to_hf(c.experts) | {
         "swiglu_limit": c.experts.swiglu_limit, "swiglu_alpha": c.experts.swiglu_alpha,
     }  # fmt: skip
 

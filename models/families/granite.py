@@ -41,23 +41,16 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-
-
 def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
     """A softmax over the logits of the chosen experts is the chosen part of one over all, divided by its sum."""
-    return base.sparse(_read(get, plain), hf_experts.from_hf(lambda name: get(_SIZES.get(name, name))))
+    return base.sparse(_read(get, plain), hf_experts.from_hf(hf_experts.local(get)))
 
 
 def _write_moe(config: ModelConfig) -> dict[str, Any]:
-    experts = config.experts
-    if experts is None:
+    if config.experts is None:
         return {}
     kept = {name: value for name, value in _write(config).items() if name != "mlp_bias"}
-    return kept | {
-        "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
-        "intermediate_size": experts.moe_intermediate_size,
-    }  # fmt: skip
+    return kept | hf_experts.local_to_hf(config.experts)
 
 
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")

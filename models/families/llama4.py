@@ -43,9 +43,6 @@ def _query_scale(get: Fields) -> QueryScale | None:
     return QueryScale(positive("attn_scale", get("attn_scale")), get("floor_scale"), first=1)
 
 
-_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-
-
 def _sparse(get: Fields, config: ModelConfig) -> ModelConfig:
     """With experts in `moe_layers` or, without these, in every `interleave_moe_layer_step`th layer."""
     layers, step, uses = config.num_hidden_layers, get("interleave_moe_layer_step"), get("moe_layers")
@@ -54,7 +51,7 @@ def _sparse(get: Fields, config: ModelConfig) -> ModelConfig:
     uses = list(range(step - 1, layers, step)) if uses is None else uses
     if not isinstance(uses, list) or not all(is_id(i) for i in uses):
         raise ModelError(f"config.json: moe_layers must be numbers of layers, not {shown(uses)}")
-    experts = hf_experts.from_hf(lambda name: get(_SIZES.get(name, name)), scoring="inputs")
+    experts = hf_experts.from_hf(hf_experts.local(get), scoring="inputs")
     experts = dataclasses.replace(experts, shared=MLPConfig(experts.moe_intermediate_size))
     dense = config.every(MLPConfig, intermediate_size=get("intermediate_size_mlp"))
     return base.sparse(dense, experts, [i in uses for i in range(layers)])
@@ -72,10 +69,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "moe_layers": [i for i, sparse in enumerate(base.sparse_layers(c)) if sparse],
     }  # fmt: skip
     out |= {} if scale is None else {"attn_scale": scale.beta, "floor_scale": scale.period}
-    return out if c.experts is None else out | {
-        "num_local_experts": c.experts.num_experts, "num_experts_per_tok": c.experts.num_experts_per_tok,
-        "intermediate_size": c.experts.moe_intermediate_size,
-    }  # fmt: skip
+    return out if c.experts is None else out | hf_experts.local_to_hf(c.experts)
 
 
 _EXPERTS = {"gate": "gate_up_proj#0", "up": "gate_up_proj#1", "down": "down_proj"}

@@ -12,8 +12,6 @@ from specjax.models.fields import is_size, shown
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
 
-_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-
 
 def _rope(get: Fields) -> RopeConfig:
     """Published files say how many channels of a head are rotated, and not which share."""
@@ -30,18 +28,14 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     kinds = get("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         raise ModelError(f"config.json: attn_type_list {shown(kinds)} has layers other than attention (1)")
-    experts = hf_experts.from_hf(lambda name: get(_SIZES.get(name, name)), scoring="sigmoid")
+    experts = hf_experts.from_hf(hf_experts.local(get), scoring="sigmoid")
     return base.sparse(plain.every(AttentionConfig, qk_wide_norm=plain.norm), experts)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    experts = config.experts
-    if experts is None:
+    if config.experts is None:
         return {}
-    return {
-        "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
-        "intermediate_size": experts.moe_intermediate_size, "rotary_dim": config.near.rotary_dim,
-    }  # fmt: skip
+    return hf_experts.local_to_hf(config.experts) | {"rotary_dim": config.near.rotary_dim}
 
 
 def tensor_name(name: str) -> str:

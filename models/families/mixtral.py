@@ -8,22 +8,17 @@ from specjax.models.families.base import Family, Fields
 from specjax.models.families.llama import all_windowed
 from specjax.models.model_config import ModelConfig
 
-_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
-    return base.sparse(all_windowed(get, plain), hf_experts.from_hf(lambda name: get(_SIZES.get(name, name))))
+    return base.sparse(all_windowed(get, plain), hf_experts.from_hf(hf_experts.local(get)))
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    experts = config.experts
-    if experts is None:
+    if config.experts is None:
         return {}
-    return {
-        "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
-        "intermediate_size": experts.moe_intermediate_size, "sliding_window": config.near.window,
-    }  # fmt: skip
+    return hf_experts.local_to_hf(config.experts) | {"sliding_window": config.near.window}
 
 
 def tensor_name(name: str) -> str:

@@ -14,8 +14,6 @@ from specjax.models.model_config import HeadConfig, ModelConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig
 
-_SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-
 
 def _rope(get: Fields) -> RopeConfig:
     """`longrope` has a factor of cosines and sines for short texts and one for long ones."""
@@ -33,9 +31,7 @@ def _rope(get: Fields) -> RopeConfig:
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     jitter = positive("router_jitter_noise", get("router_jitter_noise"))
-    experts = hf_experts.from_hf(
-        lambda name: get(_SIZES.get(name, name)), scoring="sparsemixer", router_jitter_noise=jitter
-    )
+    experts = hf_experts.from_hf(hf_experts.local(get), scoring="sparsemixer", router_jitter_noise=jitter)
     own = all_windowed(get, plain).every(AttentionConfig, **base.attention_bias(get))
     own = own.every(NormConfig, kind="wide", mean=True, bias=True)
     return base.sparse(own.every(HeadConfig, bias=flag("lm_head_bias", get("lm_head_bias"))), experts)
@@ -45,10 +41,9 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     c, experts, scaling = config, config.experts, config.rope.scaling
     if experts is None:
         return {}
-    out = {
-        "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
-        "intermediate_size": experts.moe_intermediate_size, "router_jitter_noise": experts.router_jitter_noise,
-        "sliding_window": c.near.window, "attention_bias": c.near.qkv_bias, "lm_head_bias": c.head.bias,
+    out = hf_experts.local_to_hf(experts) | {
+        "router_jitter_noise": experts.router_jitter_noise, "sliding_window": c.near.window,
+        "attention_bias": c.near.qkv_bias, "lm_head_bias": c.head.bias,
     }  # fmt: skip
     if scaling is None or scaling.kind != "longrope":
         return out

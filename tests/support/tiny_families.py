@@ -75,7 +75,7 @@ INPUTS = {
     "hidden_size_per_layer_input": 6,
     "vocab_size_per_layer_input": 128,
 }
-GLM = {
+_DEEPSEEK = {
     "num_key_value_heads": 2,
     "head_dim": 12,
     "num_hidden_layers": 3,
@@ -87,9 +87,9 @@ GLM = {
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
-    "use_qk_norm": True,
-    "attention_bias": True,
 }
+"""Of families whose routers are DeepSeek-V3's."""
+GLM = _DEEPSEEK | {"use_qk_norm": True, "attention_bias": True}
 OLMO3 = {
     "num_key_value_heads": 2,
     "num_hidden_layers": 3,
@@ -157,22 +157,7 @@ OLMOE = {
     "clip_qkv": 0.9,  # of normed queries and keys many are beyond
     "pad_token_id": None,
 }
-DOTS1 = {
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "num_hidden_layers": 3,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "sliding_window": 6,
-    "max_window_layers": 2,
-}
+DOTS1 = _DEEPSEEK | {"norm_topk_prob": True, "sliding_window": 6, "max_window_layers": 2}
 MINIMAX_M2 = {
     "num_key_value_heads": 2,
     "head_dim": 12,

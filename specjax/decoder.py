@@ -5,7 +5,7 @@ and a stream of short calls.
 import abc
 import dataclasses
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import jax
@@ -59,6 +59,11 @@ class Decoder(Protocol[State]):
             cls
         ):  # set on the class itself; otherwise the `dataclass` decorator would write one there
             cls.__repr__ = brief  # type: ignore[assignment]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The entries of `params` that must hold parameters."""
+        return ("target",)
 
     @property
     def fills_in(self) -> bool:
@@ -150,9 +155,10 @@ class Decoder(Protocol[State]):
           cache_dtype: see `empty`.
 
         Raises:
-          ValueError: outside jit, if a row does not fit; see `check_rows`.
+          ValueError: if `params` lack an entry; outside jit, if a row does not fit. See `check_params` and `check_rows`.
         """
         batch = prompts.tokens.shape[0]
+        check_params(self, params)
         check_rows(self, capacity, prompts)
         eos_width = 1 if prompts.eos is None else prompts.eos.shape[1]
         state = empty(self, params, batch, capacity, cache_dtype, eos_width, form=prompts.sampling.form)
@@ -219,6 +225,18 @@ def formed(decoder: Decoder[State], state: State, form: Form) -> State:
 def on_host(*arrays: Any) -> bool:
     """Whether the host can read these arrays: they belong neither to a program that is being traced nor to other hosts."""
     return all(not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True) for x in arrays)
+
+
+def check_params(decoder: Decoder, params: PyTree) -> None:
+    """Raises ValueError if `params` lack an entry that the decoder `needs`, which would fail somewhere inside a trace."""
+    given = params if isinstance(params, Mapping) else {}
+    missing = [name for name in decoder.needs if given.get(name) is None]
+    if missing:
+        entries = ", ".join(f'"{name}": ...' for name in decoder.needs)
+        raise ValueError(
+            f"a {type(decoder).__name__} takes params {{{entries}}} with the parameters of each; it got none for "
+            f"{', '.join(missing)}"
+        )
 
 
 def check_rows(decoder: Decoder, capacity: int, prompts: Prompts, rows: Any = None, batch: int = 0) -> None:

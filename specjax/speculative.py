@@ -6,7 +6,7 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -95,6 +95,12 @@ class Speculative(Decoder[DecodeState]):
     greedy: bool = False
     whole: bool = False
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Decoder.needs`."""
+        own = (("draft", self.drafter.needs_params), ("verify", self.verifier.needs_params))
+        return ("target", *(name for name, has in own if has))
+
     def fitted(self, needs: Needs) -> Self:
         """See `Decoder.fitted`."""
         return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.rungs) > 1)
@@ -179,12 +185,7 @@ class Speculative(Decoder[DecodeState]):
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> DecodeState:
-        """See `Decoder.empty`.
-
-        Raises:
-          ValueError: if `params` lack the target's parameters, or those of a drafter that has some.
-        """
-        self._check(params)
+        """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
         dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
         buffer = lambda: jnp.zeros((batch, capacity), jnp.float32)
@@ -200,15 +201,6 @@ class Speculative(Decoder[DecodeState]):
             carried={each.switches[0]: jnp.zeros((batch,), jnp.float32) for each in WARPERS if each.carries},
         )
         return self._constrain(state)
-
-    def _check(self, params):
-        """Raises ValueError if parameters are missing, which would fail somewhere inside a trace."""
-        if not isinstance(params, Mapping) or "target" not in params:
-            raise ValueError('params must be {"target": the model\'s parameters, "draft": the drafter\'s, or None}')
-        if self.drafter.needs_params and not jax.tree.leaves(params.get("draft")):
-            raise ValueError(
-                f'params["draft"] is empty, and a {type(self.drafter).__name__} has parameters: put them there'
-            )
 
     def prefill(
         self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None

@@ -244,16 +244,20 @@ def test_rows_that_do_not_fit_are_refused(lengths, limits, message):
         decoding.insert(decoder, params(), state, rows, prompts)
 
 
-def test_parameters_that_are_missing_are_named():
-    prompts = prompts_of((4, 5), (10, 10), 5)
-    plain, drafted = (specjax.speculative(TARGET, drafter) for drafter in (None, specjax.draft.ModelDrafter(TARGET)))
-    for decoder, given, message in (
-        (plain, params()["target"], 'params must be {"target": '),
-        (drafted, {"target": params()["target"]}, r'params\["draft"\] is empty, and a ModelDrafter has parameters'),
-        (drafted, {"target": params()["target"], "draft": None}, r'params\["draft"\] is empty'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            decoder.init(given, prompts, capacity=64)
+@pytest.mark.parametrize("name", KINDS)
+def test_parameters_that_are_missing_are_named(name):
+    """Of every decoder, each entry; a model's parameters alone are none of them."""
+    decoder, whole, prompts = KINDS[name], weights(name), prompts_of((4, 5), (10, 10), 5)
+    assert {*decoder.needs} <= {*whole} and "target" in decoder.needs
+    for entry in decoder.needs:
+        for given in (whole[entry], {**whole, entry: None}):
+            with pytest.raises(ValueError, match=f'takes params .*"{entry}": .* it got none for .*{entry}'):
+                decoder.init(given, prompts, capacity=64)
+
+
+def test_lines_are_no_drafters_and_verifiers():
+    drafted = specjax.speculative(TARGET, specjax.draft.ModelDrafter(TARGET))
+    assert (specjax.speculative(TARGET).needs, drafted.needs) == (("target",), ("target", "draft"))
     for given in ({"drafter": "prompt_lookup:length=2"}, {"verifier": "typical"}):
         with pytest.raises(TypeError, match="is not a specjax.*specjax.Engine.*takes a line of text"):
             specjax.speculative(TARGET, **given)

@@ -247,6 +247,11 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         """
         return fresh
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Decoder.needs`."""
+        return ("target", *self.policy.needs)
+
     def axes(self, state: State) -> State:
         """Logical axis names of every leaf of the state."""
         axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)

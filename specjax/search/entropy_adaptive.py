@@ -161,6 +161,11 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         """See `Decoder.fitted`."""
         return dataclasses.replace(self, greedy=needs.greedy)
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Decoder.needs`."""
+        return ("target", "small")
+
     def axes(self, state: AdaptiveState) -> AdaptiveState:
         """See `Decoder.axes`."""
         axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)

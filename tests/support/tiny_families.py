@@ -486,6 +486,35 @@ _ODD: dict[str, tuple[Any, ...]] = {
     (False, True),
 )  # fmt: skip
 """Fields that many families have, and values that are not the usual ones."""
+OLDER = (
+    "gpt_neox",
+    "phi",
+    "gpt2",
+    "starcoder2",
+    "stablelm",
+    "stablelm_parallel",
+    "opt",
+    "nemotron",
+    "modernbert-decoder",
+)
+"""Families with layer norms, whose files choose among many forms."""
+_ACTS = ("gelu", "gelu_new", "relu", "silu", "gelu_pytorch_tanh", "relu2", "gelu_fast")
+_TURNED = {"rope_type": "default", "rope_theta": 300.0}
+_ODD_OLDER: dict[str, tuple[Any, ...]] = {
+    "num_attention_heads": (4, 8),
+    "rope_parameters": (_TURNED | {"partial_rotary_factor": 0.5}, _TURNED | {"rope_type": "linear", "factor": 2.0}),
+    "local_attention": (8, 11, 40),
+    "classifier_activation": ("gelu", "relu"),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (1e-5, 1e-3, 0.1)),
+    **dict.fromkeys(("hidden_act", "activation_function", "hidden_activation"), _ACTS),
+    **dict.fromkeys(
+        (
+            "use_parallel_residual", "qk_layernorm", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_qkv_bias",
+            "enable_bias", "norm_bias", "decoder_bias", "classifier_bias",
+        ),
+        (False, True),
+    ),
+}  # fmt: skip
 
 
 def odd(name: str, seed: int) -> dict[str, Any]:
@@ -495,11 +524,17 @@ def odd(name: str, seed: int) -> dict[str, Any]:
     kind, options = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")
     usual = {field.name: field.default for field in dataclasses.fields(config)} | options
-    drawn = {field for field in _ODD if usual.get(field) is not None or field in ("head_dim", "eos_token_id")} & {
+    values_of = _ODD | (_ODD_OLDER if name in OLDER else {})
+    drawn = {field for field in values_of if usual.get(field) is not None or field in ("head_dim", "eos_token_id")} & {
         *usual
     }
+    if SLIDING in (usual.get("rope_parameters") or {}):  # a rope for each kind of layer
+        drawn -= {"rope_parameters"}
     rng = random.Random(f"{name} {seed}")
-    return {field: rng.choice(values) for field, values in _ODD.items() if field in drawn}
+    found = {field: rng.choice(values) for field, values in values_of.items() if field in drawn}
+    if "qkv_bias" in found and "bias" in usual:  # transformers has one switch for both (InternLM3)
+        found["bias"] = found["qkv_bias"]
+    return found
 
 
 LM = {"GPT2": "GPT2LMHeadModel"}

@@ -387,7 +387,7 @@ def _instead(kind: str, key: str, known: dict[str, Any]) -> str:
     has = f"it has {', '.join(fields)}" if fields else "it has none"
     owners = [name for name, entry in EXPANDERS.items() if key in entry.fields] if "expander" in known else []
     if owners:
-        return f"{has}; {key} is a field of expander={' and of expander='.join(owners)}"
+        return f"{has}; {key} is a field of expanders: add expander={' or '.join(owners)}"
     near = difflib.get_close_matches(key, fields, 1)
     return f"{has}; is {near[0]} meant?" if near else has
 

@@ -76,7 +76,10 @@ def test_the_line_of_a_head_in_such_a_folder(tmp_path):
     ("text", "message"),
     (
         ("prompt_lookup:lenght=4", "has no field 'lenght'; it has .*length.*, verifier, cache; is length meant"),
-        ("draft:k=4", "it has model, expander, length, verifier, cache; k is a field of expanders: add expander=top_k or "),
+        (
+            "draft:k=4",
+            "it has model, expander, length, verifier, cache; k is a field of expanders: add expander=top_k or ",
+        ),
         ("none:frob=1", "drafter 'none' has no field 'frob'; it has verifier, cache$"),
     ),
 )

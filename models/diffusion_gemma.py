@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.precision import by_tensor_cores
 from specjax.lm import Block, Draw, Output, Partial, Wants
 from specjax.models.few_bits import embedded
 from specjax.models.gemma_config import DiffusionGemmaConfig
@@ -189,7 +190,9 @@ class DiffusionGemmaLM:
         """Normed features `[B, T, E]` to soft-capped logits `[B, T, V]` in float32."""
         with jax.named_scope("head"):
             table, cap = params["embed"]["embedding"], self.config.final_logit_softcapping
-            logits = jax.lax.dot_general(table, h, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32)
+            last = (((1,), (2,)), ((), ()))
+            product = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)
+            logits = by_tensor_cores(product, h, table.dtype)
             return cap * jnp.tanh(jnp.moveaxis(logits, 0, 2) / cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:

@@ -13,6 +13,7 @@ multiplied, one matrix at a time.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.scaled_dot import scaled_dot, scaled_dot_of
 from specjax.models.dfloat11 import Coded
 from specjax.models.matrix import Matrix
@@ -80,7 +82,9 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
     Returns:
       `[..., F]`.
     """
-    return padded_rows(lambda x: _dot(x, kernel, dtype), x)
+    kind = x.dtype if dtype is None else dtype
+    product = lambda x: by_tensor_cores(lambda x: _dot(x, kernel, kind), x, kernel.dtype)
+    return padded_rows(product, x)
 
 
 def _dot(x, kernel, dtype):
@@ -97,18 +101,23 @@ def _dot(x, kernel, dtype):
         product = product * kernel.scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (outputs,))
     else:
         product = scaled_dot(x.reshape(rows, -1), kernel.values, kernel.scale)
-    return product.reshape(*x.shape[:-1], outputs).astype(x.dtype if dtype is None else dtype)
+    return product.reshape(*x.shape[:-1], outputs).astype(dtype)
 
 
 def dot_of(x: Array, kernels: Any, group: Array) -> Array:
     """Rows `[M, E]` times one of several matrices `[X, E, F]`, in whatever form: `[M, F]`."""
+    product = functools.partial(_dot_of, kernels=kernels, group=group, dtype=x.dtype)
+    return by_tensor_cores(product, x, kernels.dtype)
+
+
+def _dot_of(x, kernels, group, dtype):
     one = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, group, keepdims=False)
     if isinstance(kernels, Packed):
         scale, added = jax.tree.map(one, dataclasses.replace(kernels, values=None)).factors()
-        return _with_added(x, scaled_dot_of(x, kernels.values, group, scale, kernels.table), added).astype(x.dtype)
+        return _with_added(x, scaled_dot_of(x, kernels.values, group, scale, kernels.table), added).astype(dtype)
     if isinstance(kernels, Quantised) and kernels.scale.shape[1] > 1:
-        return scaled_dot_of(x, kernels.values, group, one(kernels.scale)).astype(x.dtype)
-    return dot(x, jax.tree.map(one, kernels))
+        return scaled_dot_of(x, kernels.values, group, one(kernels.scale)).astype(dtype)
+    return dot(x, jax.tree.map(one, kernels), dtype)
 
 
 def _packed_dot(x: Array, kernel: Packed) -> Array:
@@ -131,7 +140,8 @@ def scores(h: Array, kernel: Any) -> Array:
         return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if is_quantised(kernel):
         return dot(h, kernel, jnp.float32)
-    return padded_rows(lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32), h)
+    product = lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32)
+    return padded_rows(lambda h: by_tensor_cores(product, h, kernel.dtype), h)
 
 
 def padded_rows(product: Callable[[Array], Array], x: Array) -> Array:

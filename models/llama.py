@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.attention import AttentionConfig
@@ -307,8 +308,9 @@ class LlamaLM:
             table = params["embed"]["embedding"]
             if tied and not is_quantised(table):
                 last = (((1,), (2,)), ((), ()))
-                by_table = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)
-                logits = padded_rows(lambda h: jnp.moveaxis(by_table(h), 0, 2), h)
+                product = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)
+                by_table = lambda h: jnp.moveaxis(by_tensor_cores(product, h, table.dtype), 0, 2)
+                logits = padded_rows(by_table, h)
             else:
                 logits = scores(h, table.T if tied else params["head"]["kernel"])
             logits = logits if head.logits_scaling == 1 else logits / head.logits_scaling

@@ -261,7 +261,8 @@ class Tree(Pretty):
         slots = jnp.arange(self.nodes)
         above = (slots[None, None] == self.parent[:, :, None]) | jnp.eye(self.nodes, dtype=bool)[None]
         for _ in range(max(self.max_depth, 1).bit_length()):  # each squaring doubles the reach
-            above = jnp.einsum("bij,bjk->bik", above, above, preferred_element_type=jnp.float32) > 0
+            reach = above.astype(jnp.float32)  # a GPU's libraries multiply no matrices of bool
+            above = jnp.einsum("bij,bjk->bik", reach, reach) > 0
         return above
 
     def path_to(self, node: Int[Array, " B"], above: Bool[Array, "B N N"]) -> Int[Array, "B D+1"]:

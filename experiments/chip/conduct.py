@@ -225,8 +225,11 @@ class Team:
 
     def _start(self) -> Worker:
         command = [*self.run.worker, str(self.run.folder.resolve()), *["rehearse"] * self.run.rehearse]
-        shared = {} if self.alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        return Worker.started(command, self.log, {**self.run.environment, **shared})
+        environment = dict(self.run.environment)
+        if not self.alone:  # nothing is timed: no process takes all memory, or tries products for the fastest
+            flags = environment.get("XLA_FLAGS", ""), "--xla_gpu_autotune_level=0"
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": " ".join(flags).strip()}
+        return Worker.started(command, self.log, environment)
 
 
 @contextlib.contextmanager

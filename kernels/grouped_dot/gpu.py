@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from specjax.kernels.grouped_dot.width import width
+from specjax.kernels.precision import is_usual
 from specjax.kernels.tree_attention.parts import product
 
 TILE = (16, 64)
@@ -25,12 +26,14 @@ DEPTH = 64
 
 def dot(x: jax.Array, kernels: jax.Array, sizes: jax.Array, *, interpret: bool = False) -> jax.Array:
     """See `api.grouped_dot`. `interpret` runs it on any platform, slowly."""
-    (rows, _), (count, _, columns) = x.shape, kernels.shape
+    (rows, _), (count, _, columns), made = x.shape, kernels.shape, x.dtype
+    if kernels.dtype == jnp.bfloat16 and is_usual():  # else tensor cores would take both as float32
+        x = x.astype(jnp.bfloat16)
     tile = min(max(width(rows, count), TILE[0]), TILE[1])
     filled = min(rows, count)  # at most so many groups have a tile, and every further tile is full
     return pl.pallas_call(
         functools.partial(_kernel, tile=tile),
-        out_shape=jax.ShapeDtypeStruct((rows, columns), x.dtype),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), made),
         grid=(filled + (rows - filled) // tile, pl.cdiv(columns, COLUMNS)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,

@@ -109,9 +109,11 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     decoder = engine.decoder.fitted(dataclasses.replace(needs_of(requests), brief=False))
     state = engine.start([dataclasses.replace(request, ignore_eos=True) for request in requests])
     numbers = np.int32(decoding.NO_LIMIT), np.int32(len(requests))
-    program = decoding.run_program.lower(decoder, engine.params, state, *numbers).compile()
+    lowered = decoding.run_program.lower(decoder, engine.params, state, *numbers)
+    program = lowered.compile()
+    named = with_names(lowered, program)
 
-    def once() -> tuple[float, int]:
+    def once(program: Any = program) -> tuple[float, int]:
         mine = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # the program consumes its state
         began = time.perf_counter()
         after = jax.block_until_ready(program(engine.params, mine, *numbers))
@@ -121,7 +123,7 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     laps = [once() for _ in range(repeats)]
     steps = laps[0][1]
     seconds = statistics.median(lap for lap, _ in laps) / steps
-    traced = by_part(events_of(once, "jit_run_program"), parts_of(program.as_text() or ""))
+    traced = by_part(events_of(lambda: once(named), "jit_run_program"), parts_of(named.as_text() or ""))
     total = sum(traced.values())
     if not total:
         raise RuntimeError("the profiler recorded no operation of the program on this device")
@@ -129,6 +131,15 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     modelled = bool(jax.tree.leaves(engine.params["draft"]))
     forwards = parts["target"] + (parts["draft"] if modelled else 0.0)
     return Profile(name, len(requests), steps, seconds, parts, 1 - forwards / seconds)
+
+
+def with_names(lowered: Any, program: Any) -> Any:
+    """A program whose operations a trace names.
+
+    A GPU runs many operations as one graph of kernels, which a trace does not name. There it is compiled again, without
+    graphs; elsewhere it is `program`.
+    """
+    return lowered.compile({"xla_gpu_enable_command_buffer": ""}) if jax.default_backend() == "gpu" else program
 
 
 def events_of(run: Callable[[], Any], module: str) -> list[list[Event]]:

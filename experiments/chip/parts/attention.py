@@ -22,6 +22,7 @@ from experiments.chip.base import (
     table,
 )
 from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.tree_attention.mosaic_gpu import WIDTHS
 from specjax.models import kv_bits
 
 WAYS = {
@@ -97,7 +98,12 @@ def shapes(setting: Setting) -> list[Shape]:
 
 
 def cases(setting: Setting) -> list[str]:
-    return [f"{shape}: {way}" for shape in shapes(setting) for way in WAYS[setting.platform]]
+    """Every shape by every implementation that supports it."""
+    return [f"{shape}: {way}" for shape in shapes(setting) for way in WAYS[setting.platform] if _supports(way, shape)]
+
+
+def _supports(way: str, shape: Shape) -> bool:
+    return way != "Mosaic GPU" or (shape.cache == "bfloat16" and SIZES[shape.model][2] in WIDTHS)
 
 
 def operands(shape: Shape, layer: int) -> tuple[Any, ...]:

@@ -23,13 +23,12 @@ from experiments.chip.base import (
     Run,
     Setting,
     Shown,
-    compiled,
     held_by,
     numbers,
     table,
 )
 from specjax import models
-from specjax.bench.profile import events_of
+from specjax.bench.profile import events_of, with_names
 from specjax.bench.step_parts import PARTS as SCOPES
 from specjax.bench.step_parts import REST, by_part, parts_of
 from specjax.decode import Speculate
@@ -173,8 +172,10 @@ def made(setting: Setting, case: str, of: Callable[[Setting], Sequence[Step]] = 
     ready, turns = prepared(setting, step), setting.pick(TURNS, 4)
     shapes = jax.eval_shape(lambda params: ready.begun(params, step.batch, 1), ready.params)
     way = functools.partial(ready.steps, turns) if step.looped else ready.step
-    program = compiled(jax.jit(way, donate_argnums=1), ready.params, shapes)
-    calls = 1 if step.looped else turns
+    lowered = jax.jit(way, donate_argnums=1).lower(ready.params, shapes)
+    program, calls = lowered.compile(), 1 if step.looped else turns
+    traced = setting.rehearse or (step.batch == 8 and step.nodes in (1, 16) and not step.looped)
+    named = with_names(lowered, program) if traced else None
 
     def run() -> Record:
         params = {**ready.params, "target": parameters(step.model, step.weights)}
@@ -182,8 +183,8 @@ def made(setting: Setting, case: str, of: Callable[[Setting], Sequence[Step]] = 
         _lap(program, params, begun(turns), calls)
         seconds = statistics.median(_lap(program, params, begun(turns), calls) / turns for _ in range(3))
         found: Record = {"seconds": seconds, "held_bytes": held_by(program), "model_bytes": _bytes(params)}
-        if setting.rehearse or (step.batch == 8 and step.nodes in (1, 16) and not step.looped):
-            found |= _traced(program, lambda: _lap(program, params, begun(TRACED), TRACED))
+        if named is not None:
+            found |= _traced(named, lambda: _lap(named, params, begun(TRACED), TRACED), seconds)
         return found
 
     return run
@@ -198,14 +199,20 @@ def _lap(program: Any, params: Any, state: Any, count: int) -> float:
     return time.perf_counter() - began
 
 
-def _traced(program: Any, run: Callable[[], Any]) -> Record:
-    """Milliseconds of a step by named scope, of the profiler's trace; or why there are none."""
+def _traced(program: Any, run: Callable[[], Any], seconds: float) -> Record:
+    """Milliseconds of a step by named scope, of the profiler's trace; or why there are none.
+
+    Args:
+      program: whose operations a trace names.
+      run: runs it `TRACED` times.
+      seconds: of a step without a trace.
+    """
     try:
         spent = by_part(events_of(run, "jit_step"), parts_of(program.as_text() or ""))
     except Exception as error:  # a trace is no reason to lose what was timed
         return {"untraced": f"{type(error).__name__}: {error}".splitlines()[0]}
-    if not sum(spent.values()):
-        return {"untraced": "the profiler recorded no operation of the program"}
+    if (part := sum(spent.values()) / TRACED / 1e9 / seconds) < 0.5:
+        return {"untraced": f"the profiler named the operations of {part:.0%} of a step's time"}
     return {"traced_ms": {part: round(spent[part] / TRACED / 1e6, 4) for part in (*SCOPES, REST)}}
 
 

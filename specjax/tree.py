@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth, `X
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -147,6 +148,29 @@ class Topology:
                     ranks.append(rank)
             level = below
         return cls(tuple(parents), tuple(ranks))
+
+    @property
+    def counts(self) -> str:
+        """The shape as `from_counts` reads it, if every node's children are its best candidates (`leaves_out_none`).
+
+        >>> Topology.from_counts("3 | 2 0 1 | 1 1 1 | 1 0 0").counts
+        '3 | 2 0 1 | 1x3 | 1'
+        """
+        depths, levels = self.depths, []
+        for depth in range(max(depths)):
+            counts = [self.parents.count(node) for node, own in enumerate(depths) if own == depth]
+            last = max(i for i, count in enumerate(counts) if count)
+            runs = [(count, len(list(same))) for count, same in itertools.groupby(counts[: last + 1])]
+            levels.append(" ".join(str(count) if times == 1 else f"{count}x{times}" for count, times in runs))
+        return " | ".join(levels)
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Every node as the path of ranks that leads to it; the root's is empty."""
+        paths: list[tuple[int, ...]] = []
+        for parent, rank in zip(self.parents, self.ranks, strict=True):
+            paths.append((*paths[parent], rank) if parent >= 0 else ())
+        return tuple(paths)
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """`specjax bench`: compares plain decoding, drafters and peers over the same prompts.
 
-It also has the suites `parallel`, `order`, `profile` and `spec`."""
+It also has the suites `parallel`, `order`, `profile`, `spec` and `tree`."""
 
 from typing import Any
 
 import jax
 
-from specjax.bench import order, parallel_run, profile, spec_run
+from specjax.bench import order, parallel_run, profile, spec_run, tree
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
@@ -25,7 +25,7 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         check_suite(options)
     if options.suite != "speed":
-        suites = {"parallel": parallel_run, "order": order, "profile": profile, "spec": spec_run}
+        suites = {"parallel": parallel_run, "order": order, "profile": profile, "spec": spec_run, "tree": tree}
         return suites[options.suite].command(options)
     with bad_input():
         contestants, peers, about, skipped = prepare(options)
@@ -51,6 +51,7 @@ def check_suite(options: BenchOptions) -> None:
         "order": ("tasks", "answers", "ignore_eos", *peers),
         "profile": ("answers", "peer", "ignore_eos"),
         "spec": ("tasks", "peer", "ignore_eos", *plots),
+        "tree": ("answers", *plots, *peers),
         "speed": ("answers",),
     }[options.suite]
     wrong = [name for name in foreign if getattr(options, name) not in (None, (), False)]

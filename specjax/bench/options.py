@@ -8,7 +8,8 @@ from specjax.serve.options import ModelOptions, PromptOptions, option, same
 TOKENS, SPEC_TOKENS = 128, 1024
 SUITES = (
     "parallel: ParallelBench's list tasks; order: the step in which each position after the first prompt became known; "
-    "profile: a step's time by part; spec: Spec-Bench's protocol on its questions"
+    "profile: a step's time by part; spec: Spec-Bench's protocol on its questions; tree: the fastest tree for a drafter, "
+    "by what is accepted"
 )
 
 
@@ -17,7 +18,7 @@ class BenchOptions:
     """Options of `specjax bench`; see the help of each."""
 
     suite: str = option(
-        "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec"), nargs="?", positional=True
+        "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec", "tree"), nargs="?", positional=True
     )
     model: str | None = same(ModelOptions, "model")
     dtype: str | None = same(ModelOptions, "dtype")

@@ -27,7 +27,10 @@ class TokenRecycling(TableDrafter):
       tree: child counts level by level (`Topology.from_counts`); `PUBLISHED_TREE` has the paper's 80 nodes.
     """
 
-    about = About("token_recycling", "a table of each token's latest likely successors", "arXiv:2408.08696")
+    about = About(
+        "token_recycling", "a table of each token's latest likely successors", "arXiv:2408.08696",
+        paper=f"tree={PUBLISHED_TREE}",
+    )  # fmt: skip
 
     k: int = 8
     tree: str = "3 | 2 1 1 | 1x3 | 1x2 | 1 | 1"

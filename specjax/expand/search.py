@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from specjax.tree import Topology
+
 Path = tuple[int, ...]
 
 
@@ -39,6 +41,34 @@ def search_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
             sibling = (*path[:-1], path[-1] + 1)
             heapq.heappush(frontier, (-chance(accuracy, sibling), sibling))
     return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+
+
+def most_accepted(topology: Topology, accepted: Sequence[float], nodes: int) -> Topology:
+    """The part of a tree that was accepted most often (STAND, arXiv:2506.04708, section 4.3).
+
+    It keeps adding the node with the highest count among the next siblings and first children of its nodes.
+
+    Args:
+      topology: a tree whose nodes' children are their best candidates.
+      accepted: by node, how often it was accepted; the root's is not read.
+      nodes: of the part, including the root.
+
+    Raises:
+      ValueError: if the tree leaves out candidates, or does not have so many nodes.
+    """
+    if not topology.leaves_out_none:
+        raise ValueError("the tree must have the best candidates of every node, with none left out")
+    if not 2 <= nodes <= len(topology.parents):
+        raise ValueError(f"the tree has {len(topology.parents)} nodes, of which 2 to all can be kept, not {nodes}")
+    index = {path: node for node, path in enumerate(topology.paths)}
+    frontier, chosen = [(-accepted[index[(0,)]], index[(0,)], (0,))], []
+    while len(chosen) < nodes - 1:
+        *_, path = heapq.heappop(frontier)
+        chosen.append(path)
+        for near in ((*path, 0), (*path[:-1], path[-1] + 1)):
+            if near in index:
+                heapq.heappush(frontier, (-accepted[index[near]], index[near], near))
+    return Topology.from_choices(tuple(chosen))
 
 
 def chance(accuracy: np.ndarray, path: Sequence[int]) -> float:

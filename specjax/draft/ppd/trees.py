@@ -127,7 +127,7 @@ def search_states(accuracy: Any, nodes: int, slots: int) -> str:
             held = [node for node, count in enumerate(prompts) if count]
             least = min(held, key=lambda node: (ends[node] * gains[prompts[node] - 1], -node))
             prompts[least] -= 1
-        parts.append(f"{_counts(topology)} @ {' '.join(map(str, prompts))}")
+        parts.append(f"{topology.counts} @ {' '.join(map(str, prompts))}")
     return "; ".join(parts)
 
 
@@ -164,14 +164,6 @@ def _ends(topology: Topology, accuracy: np.ndarray) -> np.ndarray:
     for parent, accepted in zip(topology.parents[1:], ends[1:].copy(), strict=True):
         ends[parent] -= accepted
     return ends
-
-
-def _counts(topology: Topology) -> str:
-    depths, levels = topology.depths, []
-    for depth in range(max(depths)):
-        nodes = [node for node, d in enumerate(depths) if d == depth]
-        levels.append(" ".join(str(topology.parents.count(node)) for node in nodes))
-    return " | ".join(levels)
 
 
 @functools.lru_cache(maxsize=16)

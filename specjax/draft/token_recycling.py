@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Proposal
+from specjax.draft.base import Proposal, ladder
 from specjax.draft.table import TableDrafter
 from specjax.tree import Tree
 
@@ -38,6 +38,10 @@ class TokenRecycling(TableDrafter):
     @property
     def alone(self) -> bool:
         return False
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return ladder(self.nodes)
 
     def init(self, params, batch, capacity):
         return jnp.full((self.vocab_size, self.k), -1, jnp.int32)

@@ -16,7 +16,7 @@ from specjax.assembly.registry import DRAFTERS
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.prompts import prompts_of, read_input
-from specjax.bench.run import Ours, measure, progress, summarise
+from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.decode import Speculate
 from specjax.draft.counted import Counted
 from specjax.expand.search import most_accepted
@@ -77,7 +77,7 @@ def command(options: BenchOptions) -> int:
         for part in [most_accepted(topology, accepted.tolist(), size + 1)]
     }
     timed = {"none": plain} | {line: Engine(model, drafter=line) for line in parts}
-    contestants = {
+    contestants: dict[str, Contestant] = {
         name: Ours(engine, requests[1::2], options.batch_size, engine.capacity(requests[1::2]), options.ignore_eos)
         for name, engine in timed.items()
     }
@@ -148,7 +148,9 @@ def tally(engine: Engine, requests: Sequence[Request], rows: int) -> np.ndarray:
 
 def shown(rows: list[Row], steps: int, counted: int, plain: float) -> str:
     """A line for every tree, and the fastest one's line to paste."""
-    said = [f"accepted nodes counted in {steps} steps of {counted} prompts; timed on the others, plain {plain:.1f} tokens/s"]
+    said = [
+        f"accepted nodes counted in {steps} steps of {counted} prompts; timed on the others, plain {plain:.1f} tokens/s"
+    ]
     said.append(f"{'nodes':>5} {'expected':>9} {'tokens/step':>12} {'tokens/s':>9} {'to plain':>9}  drafter")
     said += [
         f"{row.nodes:>5} {row.expected:>9.2f} {row.tokens_per_step:>12.2f} {row.tokens_per_second:>9.1f} "

@@ -103,7 +103,7 @@ class Counted(Drafter):
         return Tally(self.drafter.init(params, batch, capacity), jnp.zeros(self.nodes, jnp.int32))
 
     def axes(self, draft):
-        return Tally(self.drafter.axes(draft.draft), (None,))
+        return dataclasses.replace(draft, draft=self.drafter.axes(draft.draft), accepted=(None,))
 
     def param_shardings(self, mesh, params):
         return self.drafter.param_shardings(mesh, params)

@@ -61,7 +61,8 @@ def most_accepted(topology: Topology, accepted: Sequence[float], nodes: int) -> 
     if not 2 <= nodes <= len(topology.parents):
         raise ValueError(f"the tree has {len(topology.parents)} nodes, of which 2 to all can be kept, not {nodes}")
     index = {path: node for node, path in enumerate(topology.paths)}
-    frontier, chosen = [(-accepted[index[(0,)]], index[(0,)], (0,))], []
+    chosen: list[Path] = []
+    frontier: list[tuple[float, int, Path]] = [(-accepted[index[(0,)]], index[(0,)], (0,))]
     while len(chosen) < nodes - 1:
         *_, path = heapq.heappop(frontier)
         chosen.append(path)

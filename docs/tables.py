@@ -226,6 +226,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "granite": _MULTIPLIERS,
     "granitemoe": _MULTIPLIERS | {"num_local_experts": 4},
     "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 2},
 }
 """Fields without which a file would not be one of the family."""
 
@@ -338,6 +339,7 @@ def _attention(config: ModelConfig) -> str:
         "where queries grow with positions": len({one.query_scale for one in config.attentions}) > 1,
         "full layers: a rope of their own": len({*ropes} - {None}) > 1,
         "full layers: a head width of their own": len({one.head_dim for one in config.attentions}) > 1,
+        "a branch of low rank": config.layers[0].laurel,
     }
     return "; ".join(what for what, has in said.items() if has)
 
@@ -351,6 +353,7 @@ _ACTIVATIONS = {
 def _mlp(config: ModelConfig) -> str:
     gate = _ACTIVATIONS[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
     gate = f"{gate}, biases" if config.dense.bias else gate
+    gate = f"{gate}, gates cut off in the first layers" if config.dense.sparsity else gate
     if config.experts is None:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
@@ -378,6 +381,7 @@ def _ends(config: ModelConfig) -> str:
         "a dense layer and a norm before the head": head.transform,
         "a number times every layer's output": config.layers[0].scalar,
         "inputs per layer": config.embedding.layer_inputs is not None,
+        f"{config.embedding.streams} residual streams": config.embedding.streams,
     }
     return "; ".join(what for what, has in said.items() if has)
 

@@ -228,7 +228,8 @@ FORMATS = {
 def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
     """The axis of a parameter's inputs, along which numbers form groups; None for a parameter that stays plain.
 
-    Kernels of linear layers and experts get few bits. Routers and gates stay plain: they are small, and they choose.
+    Kernels of linear layers and experts get few bits. Routers, gates and the coefficients of streams stay plain: they are
+    small, and they choose.
 
     Args:
       path: the parameter's path.
@@ -237,7 +238,7 @@ def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
     keys = [key.key for key in path if hasattr(key, "key")]
     if keys == ["embed", "embedding"]:
         return -1 if vocab else None
-    inside = keys[-1] == "kernel" and not {"router", "shared_gate"} & {*keys} and (vocab or keys[0] != "head")
+    inside = keys[-1] == "kernel" and not {"router", "shared_gate", "altup"} & {*keys} and (vocab or keys[0] != "head")
     return -2 if inside else None
 
 

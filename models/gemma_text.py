@@ -1,4 +1,4 @@
-"""The config files and tensors of the text models of Gemma 2 (arXiv:2408.00118), 3 (arXiv:2503.19786) and 4.
+"""The config files and tensors of the text models of Gemma 2 (arXiv:2408.00118), 3 (arXiv:2503.19786), 3n and 4.
 
 They are models of `specjax.models.llama`. Folders of models that also read images or sound hold the text model under a
 prefix; their other tensors are left out.
@@ -49,6 +49,10 @@ def _read_2(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
 
 
 def _read_3(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
+    return _scaled(get, _with_ropes(get, config, types))
+
+
+def _with_ropes(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
     """`rope_scaling` applies to layers without a window; in `rope_parameters` each kind of layer has its own."""
     given = an_object("rope_parameters", get("rope_parameters"))
     if set(given) - {SLIDING, FULL}:
@@ -62,16 +66,57 @@ def _read_3(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
         return RopeConfig(*hf_rope.from_hf(fields, get("max_position_embeddings")))
 
     ropes = {SLIDING: rope(SLIDING, "rope_local_base_freq", 1e4), FULL: rope(FULL, "rope_theta", 1e6)}
-    return _scaled(get, base.mixers(config, lambda i: {"rope": ropes[types[i]]}))
+    return base.mixers(config, lambda i: {"rope": ropes[types[i]]})
 
 
 def _write_3(config: ModelConfig) -> dict[str, Any]:
+    return _scale_to_hf(config) | _ropes_to_hf(config)
+
+
+def _ropes_to_hf(config: ModelConfig) -> dict[str, Any]:
     """In the layouts of transformers 4 and 5."""
     ropes = base.ropes_by_kind(config)
-    return _scale_to_hf(config) | {
+    return {
         "rope_parameters": base.rope_parameters(ropes), "rope_local_base_freq": ropes[SLIDING].theta,
         "rope_theta": ropes[FULL].theta, "rope_scaling": hf_rope.to_hf(ropes[FULL].scaling),
     }  # fmt: skip
+
+
+def _read_3n(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
+    """Reads several residual streams, branches of low rank, cut-off gates, inputs per layer, and shared keys and values."""
+    get("query_pre_attn_scalar")  # files have it, and scores are not scaled
+    streams, rank, _ = sizes = [get(name) for name in _SIZES_3N]
+    if not all(map(is_size, sizes)):
+        said = ", ".join(f"{name} {shown(size)}" for name, size in zip(_SIZES_3N, sizes, strict=True))
+        raise ModelError(f"config.json: {said} must be sizes")
+    layers = config.num_hidden_layers
+    widths = get("intermediate_size")
+    widths = widths if isinstance(widths, list) else [widths] * layers
+    if len(widths) != layers or not all(map(is_size, widths)):
+        raise ModelError(f"config.json: intermediate_size must have a size for each layer, not {shown(widths)}")
+    shares, usual = get("activation_sparsity_pattern"), 10 if layers > 10 else 0
+    shares = [0.95] * usual + [0.0] * (layers - usual) if shares is None else shares
+    is_share = lambda share: isinstance(share, int | float) and 0 <= share < 1
+    if not isinstance(shares, list) or len(shares) != layers or not all(map(is_share, shares)):
+        raise ModelError(
+            f"config.json: activation_sparsity_pattern must have a share below 1 for each layer, not {shown(shares)}"
+        )
+    mlp = lambda i: dataclasses.replace(config.dense, intermediate_size=widths[i], sparsity=float(shares[i]))
+    own = _with_ropes(get, config, types).every(AttentionConfig, scale=1.0, value_norm=config.norm)
+    own = own.each(lambda i, layer: dataclasses.replace(layer, feed=mlp(i), streams=streams, laurel=rank))
+    return _sharing(get, _inputs(get, own.every(EmbeddingConfig, streams=streams)), types)
+
+
+def _write_3n(config: ModelConfig) -> dict[str, Any]:
+    mlps = [layer.feed.dense or config.dense for layer in config.layers]
+    return _ropes_to_hf(config) | _inputs_to_hf(config) | {
+        "altup_num_inputs": config.embedding.streams, "laurel_rank": config.layers[0].laurel,
+        "intermediate_size": [mlp.intermediate_size for mlp in mlps],
+        "activation_sparsity_pattern": [mlp.sparsity for mlp in mlps],
+    }  # fmt: skip
+
+
+_SIZES_3N = ("altup_num_inputs", "laurel_rank", "hidden_size_per_layer_input")
 
 
 def _read_4(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
@@ -117,10 +162,10 @@ def _sharing(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
     def change(i: int, layer: LayerConfig) -> LayerConfig:
         if i < owning:
             return layer
-        feed = dataclasses.replace(config.dense, intermediate_size=wide * config.dense.intermediate_size)
-        return dataclasses.replace(
-            layer, mixer=dataclasses.replace(config.attention(i), source=last[types[i]]), feed=feed
-        )
+        mixer = dataclasses.replace(config.attention(i), source=last[types[i]])
+        mlp = layer.feed.dense or config.dense
+        feed = dataclasses.replace(mlp, intermediate_size=wide * mlp.intermediate_size)
+        return dataclasses.replace(layer, mixer=mixer, feed=feed)
 
     return config.each(change)
 
@@ -131,16 +176,13 @@ def _write_4(config: ModelConfig) -> dict[str, Any]:
     far = next((one for one in c.attentions if one.window is None), near)
     own = {"head_dim": far.head_dim, "num_key_value_heads": far.num_key_value_heads}
     sharing = [layer for i, layer in enumerate(c.layers) if c.source(i) != i]
-    table = c.embedding.layer_inputs or LayerInputsConfig(0, c.vocab_size)
     experts = c.layers[0].beside
-    out = {
+    out = _inputs_to_hf(c) | {
         "rope_parameters": gemma_heads.ropes_to_hf(_heads(near), _heads(far)),
         "per_layer_config": {str(i): own for i in range(c.num_hidden_layers) if c.window(i) is None},
         "global_head_dim": far.head_dim, "num_global_key_value_heads": far.num_key_value_heads,
-        "attention_k_eq_v": far.value_is_key, "num_kv_shared_layers": len(sharing),
+        "attention_k_eq_v": far.value_is_key, "enable_moe_block": experts is not None,
         "use_double_wide_mlp": any(layer.feed != c.dense for layer in sharing),
-        "hidden_size_per_layer_input": table.width, "vocab_size_per_layer_input": table.vocab_size,
-        "enable_moe_block": experts is not None,
     }  # fmt: skip
     if experts is not None:
         out |= {
@@ -148,6 +190,15 @@ def _write_4(config: ModelConfig) -> dict[str, Any]:
             "moe_intermediate_size": experts.moe_intermediate_size,
         }  # fmt: skip
     return out
+
+
+def _inputs_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Inputs per layer, and the number of layers that read the keys and values of others."""
+    table = config.embedding.layer_inputs or LayerInputsConfig(0, config.vocab_size)
+    return {
+        "hidden_size_per_layer_input": table.width, "vocab_size_per_layer_input": table.vocab_size,
+        "num_kv_shared_layers": sum(config.source(i) != i for i in range(config.num_hidden_layers)),
+    }  # fmt: skip
 
 
 def _scaling(heads: gemma_heads.Heads) -> RopeScaling | None:
@@ -223,6 +274,11 @@ _LAYER_INPUT = {"gate": "per_layer_input_gate", "proj": "per_layer_projection", 
 _LAYER_INPUTS = {
     "embed": "embed_tokens_per_layer", "proj": "per_layer_model_projection", "norm": "per_layer_projection_norm",
 }  # fmt: skip
+_STREAMS = {"enter": "altup_projections", "leave": "altup_unembed_projections"}
+_ALTUP = {
+    "norm": "router_norm", "router": "modality_router", "predict": "prediction_coefs", "correct": "correction_coefs",
+}  # fmt: skip
+_LAUREL = {"left": "linear_left", "right": "linear_right", "norm": "post_laurel_norm"}
 
 
 def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
@@ -235,6 +291,14 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             return f"model.layers.{layer}.{_LAYER_INPUT[name]}.weight", kind == "kernel"
         case ["layer_inputs", name, kind]:
             return f"model.{_LAYER_INPUTS[name]}.weight", kind == "kernel"
+        case ["streams", name, i, _]:
+            return f"model.{_STREAMS[name]}.{i}.weight", True
+        case ["layers", layer, "altup", "scale"]:
+            return f"model.layers.{layer}.altup.correct_output_scale", False
+        case ["layers", layer, "altup", name, kind]:
+            return f"model.layers.{layer}.altup.{_ALTUP[name]}.weight", kind == "kernel"
+        case ["layers", layer, "laurel", name, kind]:
+            return f"model.layers.{layer}.laurel.{_LAUREL[name]}.weight", kind == "kernel"
         case ["layers", layer, "scalar"]:
             return f"model.layers.{layer}.layer_scalar", False
         case ["layers", layer, "beside", "router", "scale" | "per_expert_scale" as name]:
@@ -276,6 +340,24 @@ GEMMA3 = Family(
     functools.partial(_read, own=_read_3, pattern=6, norm="offset"),
     functools.partial(_write, own=_write_3), _FIXED | {"attn_logit_softcapping": (None,)},
     ("Gemma3ForConditionalGeneration", "gemma3"), None, **_SHARED,
+)  # fmt: skip
+GEMMA3N = Family(
+    "gemma3n_text", "Gemma3nForCausalLM",
+    _USUAL | {
+        "vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 35,
+        "num_key_value_heads": 2, "max_position_embeddings": 32768, "sliding_window": 512, "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 15,
+        "altup_num_inputs": 4, "laurel_rank": 64,
+    },
+    functools.partial(_read, own=_read_3n, pattern=5, norm="wide"),
+    functools.partial(_write, own=_write_3n),
+    _FIXED | {
+        "attn_logit_softcapping": (None,), "use_double_wide_mlp": (False, None), "altup_active_idx": (0, None),
+        "altup_correct_scale": (True, None),
+    },
+    ("Gemma3nForConditionalGeneration", "gemma3n"), None, by_layer=("intermediate_size",), **_SHARED,
+    note="layers that read the keys of others (`num_kv_shared_layers`), which gates are cut off "
+    "(`activation_sparsity_pattern`), MLPs of several widths (`intermediate_size`), biases of attention",
 )  # fmt: skip
 GEMMA4 = Family(
     "gemma4_text", "Gemma4ForCausalLM",

@@ -51,9 +51,13 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
         asked.add(name)
         return made[name](get) if given.get(name) is None and name in made else given.get(name)
 
+    def size(name: str) -> Any:
+        value = get(name)
+        return value[0] if name in family.by_layer and isinstance(value, list) and value else value
+
     check_fixed(given, dict(family.fixed), family.architecture)
     free = {"num_key_value_heads"} | ({"head_dim"} if family.usual.get("head_dim") is None else set())
-    missing = [name for name in _SIZES if not (is_size(get(name)) or (name in free and get(name) is None))]
+    missing = [name for name in _SIZES if not (is_size(size(name)) or (name in free and get(name) is None))]
     if missing:
         raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
     check_depth(get("num_hidden_layers"))
@@ -65,7 +69,7 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
         if width % heads:
             raise ModelError(f"config.json: hidden_size {width} is not a multiple of {heads} heads; set head_dim")
         head_dim = width // heads
-    sizes: dict[str, Any] = {name: get(name) for name in _SIZES} | {
+    sizes: dict[str, Any] = {name: size(name) for name in _SIZES} | {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     }

@@ -9,10 +9,12 @@ from flax import nnx
 
 from specjax.models.experts import ExpertsConfig
 from specjax.models.gemma_experts import Beside, with_experts
+from specjax.models.laurel import Laurel
 from specjax.models.layer_inputs import LayerInput
 from specjax.models.mixers import MixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
+from specjax.models.streams import AltUp
 
 Parallel = Literal["two_norms", "one_norm"]
 
@@ -48,6 +50,9 @@ class LayerConfig:
       beside: experts beside the feed-forward, which read the stream themselves (`specjax.models.gemma_experts`).
       input_size: the width of the layer's further input per token (`specjax.models.layer_inputs`); 0: none.
       scalar: whether a learned number multiplies the stream at the layer's end.
+      laurel: the rank of a branch beside the mixer (`specjax.models.laurel`), whose sum with the stream is divided by the
+        root of 2; 0: there is none.
+      streams: of how many residual streams the layer computes the first (`specjax.models.streams`); 0: there is only one.
     """
 
     mixer: MixerConfig
@@ -61,6 +66,8 @@ class LayerConfig:
     beside: ExpertsConfig | None = None
     input_size: int = 0
     scalar: bool = False
+    laurel: int = 0
+    streams: int = 0
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
         """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""
@@ -102,13 +109,17 @@ class Layer(nnx.Module):
             self.scalar = nnx.Param(jnp.ones((1,), dtype))
         if c.input_size:
             self.layer_input = LayerInput(c.input_size, width, c.norm, dtype, rngs)
+        if c.laurel:
+            self.laurel = Laurel(c.laurel, width, c.norm, dtype, rngs)
+        if c.streams:
+            self.altup = AltUp(c.streams, width, c.norm, dtype, rngs)
         self.config = c
 
     def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None):
         """The stream after the layer, and the mixer's delta.
 
         Args:
-          x: `[B, T, E]`, the residual stream.
+          x: `[B, T, E]`, the residual stream; `[B, T, P E]` if the layer has P streams.
           tables: see `Mixer`.
           block: see `Mixer`.
           cache: see `Mixer`.
@@ -120,8 +131,10 @@ class Layer(nnx.Module):
         """
 
         def mix(x):
-            mixed, delta = self.mixer(self.entered(x), tables, block, cache, past, positions, shared)
-            return self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed), delta
+            entered = self.entered(x)
+            mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
+            x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed)
+            return ((x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x), delta
 
         def feed(x):
             read = x if self.config.parallel is None else stream
@@ -130,13 +143,15 @@ class Layer(nnx.Module):
             fed = fed if self.config.beside is None else with_experts(self.beside, read, fed)
             return self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
 
+        streams = self.altup.predicted(x) if self.config.streams else None
+        x = x if streams is None else streams[:, :, 0]
         stream = x
         if skip is None:
             x, delta = mix(x)
-            return self._end(feed(x), inputs), delta
+            return self._end(feed(x), streams, inputs), delta
         hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(mix, x)[1])
         x, delta = jax.lax.cond(skip[0], lambda x: (x, hole), mix, x)
-        return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), delta
+        return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), streams, inputs), delta
 
     @property
     def mixer(self) -> Any:
@@ -155,6 +170,10 @@ class Layer(nnx.Module):
         scale = self.config.residual_multiplier
         return x + (branch if scale == 1 else branch * jnp.asarray(scale, branch.dtype))
 
-    def _end(self, x, inputs):
-        x = x if inputs is None else self.layer_input(x, inputs)
+    def _end(self, x, streams, inputs):
+        further = None if inputs is None else lambda x: self.layer_input(x, inputs)
+        if streams is not None:
+            x = self.altup.corrected(streams, x, further)
+        elif further is not None:
+            x = x + further(x)
         return x * self.scalar[...].astype(x.dtype)[None, None] if self.config.scalar else x

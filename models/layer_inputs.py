@@ -1,4 +1,4 @@
-"""Inputs of every layer besides the residual stream (the small Gemma 4 models).
+"""Inputs of every layer besides the residual stream (Gemma 3n, the small Gemma 4 models).
 
 A second table has a vector of width P for every token and layer. It is combined with a projection of the embedding and
 added at the layer's end, through a gate.
@@ -56,7 +56,7 @@ class LayerInputs(nnx.Module):
 
 
 class LayerInput(nnx.Module):
-    """The module by which a layer of width `size` adds its own input, of width `inputs`."""
+    """The module by which a layer of width `size` reads its own input, of width `inputs`."""
 
     def __init__(self, inputs: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs):
         self.gate = linear(size, inputs, dtype, rngs)
@@ -64,5 +64,5 @@ class LayerInput(nnx.Module):
         self.norm = norm.build(size, dtype)
 
     def __call__(self, x: Array, own: Array) -> Array:
-        """`x` `[B, T, E]` with the layer's input `own` `[B, T, P]` added."""
-        return x + self.norm(self.proj(nnx.gelu(self.gate(x)) * own))
+        """What is added to the residual stream `x` `[B, T, E]` for the layer's input `own` `[B, T, P]`."""
+        return self.norm(self.proj(nnx.gelu(self.gate(x)) * own))

@@ -3,7 +3,8 @@
 A model is made of parts, which its `ModelConfig` lists layer by layer. A pass calls each part and knows no family. Each
 family's differences are described in `specjax.models.families`.
 
-Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `K` kv-heads, `H` head width, `V` vocabulary.
+Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `R` width of all residual streams (E if there is one), `K`
+kv-heads, `H` head width, `V` vocabulary.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from specjax.models.mixers import committed
 from specjax.models.model_config import EmbeddingConfig, ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
+from specjax.models.streams import Streams
 from specjax.sharding.ambient import split_tokens
 
 Array = jax.Array
@@ -53,6 +55,8 @@ class Llama(nnx.Module):
         self.norm = c.norm.build(size, dtype)
         if table is not None:
             self.layer_inputs = LayerInputs(table, c.num_hidden_layers, size, c.norm, dtype, rngs)
+        if c.embedding.streams:
+            self.streams = Streams(c.embedding.streams, size, dtype, rngs)
         if c.head.transform is not None:
             self.transform = c.head.transform.build(size, dtype, rngs)
         if not c.head.tied:
@@ -61,11 +65,12 @@ class Llama(nnx.Module):
             self.head = Bias(c.vocab_size, dtype)
 
     def entered(self, config: EmbeddingConfig, h: Array, positions: Array) -> Array:
-        """The first layer's input `[B, T, E]`, from embeddings `h` of tokens at `positions` `[B, T]`."""
+        """The first layer's input `[B, T, R]`, from embeddings `h` `[B, T, E]` of tokens at `positions` `[B, T]`."""
         if config.positions is not None:
             rows = jnp.clip(positions, 0, config.positions.size - 1) + config.positions.offset
             h = h + self.positions.embedding[...].at[rows].get(mode="promise_in_bounds").astype(h.dtype)
-        return h if config.norm is None else self.embed_norm(h)
+        h = h if config.norm is None else self.embed_norm(h)
+        return self.streams.split(h) if config.streams else h
 
 
 class Bias(nnx.Module):
@@ -199,7 +204,7 @@ class LlamaLM:
                 h, above = self.layers(params, h, lo, stop, block, cache, past, below=delta)
                 delta, lo = self.join(delta, above), stop
             if stop - 1 in wants.hidden:
-                hidden[stop - 1] = h
+                hidden[stop - 1] = h[..., : self.config.hidden_size]
         logits = topk = drawn = None
         final = self.norm(params, h) if wants.final or wants.head else h
         if wants.head:
@@ -233,15 +238,18 @@ class LlamaLM:
         skip: Array | None = None,
         below: KVDelta | None = None,
     ) -> tuple[Array, KVDelta]:
-        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
+        """Runs layers `[lo, hi)` on `h` `[B, T, R]`; see `specjax.lm.LM.layers`.
 
-        The input of layer 0 is that of `embed`; learned positions and the norm of embeddings are applied here.
+        The input of layer 0 is that of `embed`, `[B, T, E]`. Learned positions and the norm of embeddings are applied here,
+        and several residual streams are made here.
 
         Raises:
           ValueError: if one of them reads keys of a layer below `lo` and `below` is not given.
         """
         model, config = self.bind(params), self.laid_out
-        h = model.entered(config.embedding, h, block.positions) if lo == 0 else h
+        if lo == 0:
+            with self._precisely():
+                h = model.entered(config.embedding, h, block.positions)
         tables: dict[Any, Any] = {}
         for mixer in (layer.mixer for layer in config.layers[lo:hi]):
             if (key := (type(mixer), mixer.reads)) not in tables:
@@ -251,7 +259,8 @@ class LlamaLM:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         inputs = None
         if config.embedding.layer_inputs is not None:
-            inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
+            with self._precisely():
+                inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
         own: dict[int, Any] = {} if below is None else self._by_layer(below)
         made: list[tuple[int, Any]] = []
         for i in range(lo, hi):
@@ -284,7 +293,15 @@ class LlamaLM:
         return dict(zip(owners, zip(delta.key, delta.value, strict=True), strict=False))
 
     def values(self, params: Any, h: Array, layer: int) -> Array:
-        """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""
+        """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it.
+
+        Raises:
+          ValueError: if there are several streams, of which a layer predicts the one that it reads.
+        """
+        if self.config.embedding.streams:
+            raise ValueError(
+                "a layer of several residual streams (AltUp) is not read by its values: take another cache"
+            )
         entered = self.bind(params).layers[layer]
         return entered.mixer.values(entered.entered(h))
 
@@ -294,12 +311,11 @@ class LlamaLM:
         return dataclasses.replace(below, **both)
 
     def norm(self, params: Any, h: Array) -> Array:
-        """The final norm, and what the head has before its matrix."""
+        """The final norm `[B, T, E]` of the residual stream `[B, T, R]`, and what the head has before its matrix."""
         model, transform = self.bind(params), self.config.head.transform
-        if transform is None:
-            return model.norm(h)
         with self._precisely():
-            return model.transform(model.norm(h))
+            h = model.norm(model.streams.joined(h) if self.config.embedding.streams else h)
+            return h if transform is None else model.transform(h)
 
     def unembed(self, params: Any, h: Array) -> Array:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""

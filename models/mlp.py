@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import statistics
 from typing import Any, Literal
 
 import jax
@@ -31,12 +32,14 @@ class MLPConfig:
       hidden_act: the activation, which is that of the gate if there is one.
       bias: whether its products have biases.
       gated: whether the activation of a third product multiplies the inner vector.
+      sparsity: the share of that product's numbers that are cut off before the activation; see `cut_off`. 0: none are.
     """
 
     intermediate_size: int
     hidden_act: Activation = "silu"
     bias: bool = False
     gated: bool = True
+    sparsity: float = 0.0
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> "MLP":
         """The module, for a model of `width`."""
@@ -58,17 +61,31 @@ class MLP(nnx.Module):
             self.gate = linear(width, config.intermediate_size)
         self.up = linear(width, config.intermediate_size)
         self.down = linear(config.intermediate_size, width)
-        self.hidden_act = config.hidden_act
+        self.hidden_act, self.sparsity = config.hidden_act, config.sparsity
         if config.hidden_act == "xielu":
             self.act = XIELU(dtype)
 
     def __call__(self, x):
         act = self.act if self.hidden_act == "xielu" else ACTIVATIONS[self.hidden_act]
-        return self.down(act(self.gate(x)) * self.up(x) if self.gated else act(self.up(x)))
+        if not self.gated:
+            return self.down(act(self.up(x)))
+        gate = cut_off(self.gate(x), self.sparsity) if self.sparsity else self.gate(x)
+        return self.down(act(gate) * self.up(x))
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
         return (self.down,)
+
+
+def cut_off(x, share: float):
+    """How far the numbers of each vector `[..., F]` are above a bound, and 0 below it (statistical top-k, You et al.
+    2025, arXiv:2506.06644, as Gemma 3n has it).
+
+    The share of a normal distribution, of the vector's mean and standard deviation, is below that bound.
+    """
+    deviations = statistics.NormalDist().inv_cdf(share)
+    bound = jnp.mean(x, axis=-1, keepdims=True) + deviations * jnp.std(x, axis=-1, keepdims=True)
+    return nnx.relu(x - bound)
 
 
 class XIELU(nnx.Module):

@@ -46,6 +46,7 @@ class EmbeddingConfig:
       positions: learned vectors of positions, which are added to embeddings; None: there are none.
       norm: the norm of the first layer's input; None: it has none.
       layer_inputs: the further inputs of every layer; None: there are none.
+      streams: how many residual streams are made of it (`specjax.models.streams`); 0: it is the only one.
     """
 
     vocab_size: int
@@ -53,6 +54,7 @@ class EmbeddingConfig:
     positions: PositionsConfig | None = None
     norm: NormConfig | None = None
     layer_inputs: LayerInputsConfig | None = None
+    streams: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ModelConfig:
     """A model's configuration. Two with the same parts are equal, whatever their families.
 
     Attributes:
-      hidden_size: the width of the residual stream.
+      hidden_size: the width of the residual stream, or of each of them.
       embedding: how tokens are embedded.
       layers: from the first to the last.
       norm: the norm before the head.
@@ -113,6 +115,11 @@ class ModelConfig:
     @property
     def vocab_size(self) -> int:
         return self.embedding.vocab_size
+
+    @property
+    def stream_size(self) -> int:
+        """The width of what goes from layer to layer: of all residual streams."""
+        return self.hidden_size * max(self.embedding.streams, 1)
 
     @property
     def num_hidden_layers(self) -> int:

@@ -177,6 +177,21 @@ _GEMMA3 = {
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
+_GEMMA3N = {
+    "model_type": "gemma3n_text", "vocab_size": 262400, "hidden_size": 2048, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 256, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144,
+    "altup_num_inputs": 4, "laurel_rank": 64, "sliding_window": 512, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+
+
+def _gemma3n(mlp: int, layers: int, shared: int) -> dict[str, Any]:
+    sizes = {"intermediate_size": [mlp] * layers, "num_hidden_layers": layers, "num_kv_shared_layers": shared}
+    sparse = {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * (layers - 10)}
+    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}
+    return whole | {"text_config": _GEMMA3N | sizes | sparse}
+
+
 _PYTHIA = {
     "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 50432, "hidden_act": "gelu",
     "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25,
@@ -260,6 +275,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "google/gemma-7b": _sized(_GEMMA | {"num_key_value_heads": 16}, 3072, 24576, 28, 16),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
+    "google/gemma-3n-E2B-it": _gemma3n(8192, 30, 10),
+    "google/gemma-3n-E4B-it": _gemma3n(16384, 35, 15),
     "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "EleutherAI/pythia-6.9b": _sized(_PYTHIA, 4096, 16384, 32, 32),

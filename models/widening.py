@@ -41,7 +41,8 @@ def widen(model: Model, k: int) -> Model:
       k: the factor; 1 changes nothing.
 
     Raises:
-      ModelError: on k below 1, and on a model of another family, with experts or without weights.
+      ModelError: on k below 1, and on a model of another family, with experts, inputs per layer or several residual streams,
+        or without weights.
     """
     check_times(k)
     if not isinstance(model.lm, LlamaLM):
@@ -50,6 +51,10 @@ def widen(model: Model, k: int) -> Model:
         )
     if model.lm.config.experts is not None:
         raise ModelError(f"{model.name} cannot be widened: its layers have experts")
+    if model.lm.config.embedding.layer_inputs is not None or model.lm.config.embedding.streams:
+        raise ModelError(
+            f"{model.name} cannot be widened: its layers have inputs of their own, or several residual streams"
+        )
     if model.abstract:
         raise ModelError(f"{model.name} has no weights to widen: load it with them")
     if k == 1:

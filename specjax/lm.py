@@ -1,7 +1,8 @@
 """The interface of a target model: the LM protocol, and the arrays that go in and out.
 
 In the shape descriptions `B` denotes rows (sequences), `T` the block's tokens, `P` uncommitted tokens before the block,
-`S` cache slots, `V` the vocabulary and `E` the model width.
+`S` cache slots, `V` the vocabulary, `E` the model width and `R` the width of the residual stream. R is E, unless a model has
+several residual streams side by side; then the first E channels are the stream that heads read.
 """
 
 import dataclasses
@@ -78,7 +79,7 @@ class Wants:
       logits: raw logits, `[B, T, V]` float32.
       topk: the k largest raw logits and their ids, `[B, T, k]` each.
       draw: the tokens of `draw(logits)`, `[B, T]` int32, without keeping the logits.
-      hidden: residual stream after these layers (0-based), `[B, T, E]` each, before any norm.
+      hidden: residual stream after these layers (0-based), `[B, T, E]` each, before any norm; the first, of several.
       final: the last layer's output after the final norm, `[B, T, E]`.
     """
 
@@ -141,12 +142,12 @@ class Partial(Pretty):
     """A head start: the block after layers `[0, lo)`, so that the target does not compute them again.
 
     Attributes:
-      h: `[B, T, E]`, the residual stream entering layer `lo`.
+      h: `[B, T, R]`, the residual stream entering layer `lo`.
       delta: the cache contribution of the layers below `lo`.
       lo: the first layer still to run.
     """
 
-    h: Float[Array, "B T E"]
+    h: Float[Array, "B T R"]
     delta: PyTree
     lo: int = dataclasses.field(metadata={"static": True})
 
@@ -195,7 +196,7 @@ class LM(Protocol):
     def layers(
         self,
         params: PyTree,
-        h: Float[Array, "B T E"],
+        h: Float[Array, "B T R"],
         lo: int,
         hi: int,
         block: Block,
@@ -203,8 +204,10 @@ class LM(Protocol):
         past: PyTree | None = None,
         skip: Bool[Array, "L 2"] | None = None,
         below: PyTree | None = None,
-    ) -> tuple[Float[Array, "B T E"], PyTree]:
+    ) -> tuple[Float[Array, "B T R"], PyTree]:
         """Runs layers `[lo, hi)`; the second result is their part of the delta.
+
+        Layer 0 begins with embeddings, `[B, T, E]`; what goes from layer to layer is `[B, T, R]`.
 
         `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves
         out sublayers, attention first, then the MLP. Each is one scalar branch, so that the work is really saved. A
@@ -219,7 +222,7 @@ class LM(Protocol):
         """The delta of layers `[lo, hi)` from those of `[lo, mid)` and `[mid, hi)`."""
         ...
 
-    def norm(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T E"]: ...
+    def norm(self, params: PyTree, h: Float[Array, "B T R"]) -> Float[Array, "B T E"]: ...
 
     def unembed(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T V"]: ...
 
@@ -308,9 +311,9 @@ class BaseLM:
         raise self._lacks("embed")
 
     def layers(
-        self, params: PyTree, h: Float[Array, "B T E"], lo: int, hi: int, block: Block, cache: PyTree,
+        self, params: PyTree, h: Float[Array, "B T R"], lo: int, hi: int, block: Block, cache: PyTree,
         past: PyTree | None = None, skip: Bool[Array, "L 2"] | None = None, below: PyTree | None = None,
-    ) -> tuple[Float[Array, "B T E"], PyTree]:  # fmt: skip
+    ) -> tuple[Float[Array, "B T R"], PyTree]:  # fmt: skip
         """See `LM.layers`."""
         raise self._lacks("layers")
 
@@ -318,7 +321,7 @@ class BaseLM:
         """See `LM.join`."""
         raise self._lacks("join")
 
-    def norm(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    def norm(self, params: PyTree, h: Float[Array, "B T R"]) -> Float[Array, "B T E"]:
         """See `LM.norm`."""
         raise self._lacks("norm")
 

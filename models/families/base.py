@@ -75,6 +75,8 @@ class Family:
       text: selects the model's tensors from a folder's.
       fields: the names that files give to fields, by their usual names; the first is written, and none means that the
         family has no such field.
+      by_layer: sizes that a file may give as a list, with one for each layer; `read` gets the list, and the Llama has the
+        first.
       note: what else a file may say, for readers.
     """
 
@@ -92,6 +94,7 @@ class Family:
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
     fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    by_layer: tuple[str, ...] = ()
     note: str = ""
 
     def renamed(self, given: dict[str, Any]) -> dict[str, Any]:

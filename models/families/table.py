@@ -49,6 +49,7 @@ from specjax.models.families.nemotron import NEMOTRON as NEMOTRON
 from specjax.models.families.modernbert import MODERNBERT as MODERNBERT
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3
+from specjax.models.gemma_text import GEMMA3N as GEMMA3N
 from specjax.models.gemma_text import GEMMA4 as GEMMA4
 from specjax.models.families.gpt_oss import GPT_OSS as GPT_OSS
 

@@ -59,6 +59,8 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in stored:
                 parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)
+            elif parameter_name.endswith("modality_router.weight"):  # whose inputs are divided by their width
+                parameter.mul_(parameter.shape[1])
     model.save_pretrained(folder)
     if not hasattr(transformers, named):  # a Llama there; published files have a name of their own
         said = json.loads((folder / "config.json").read_text())

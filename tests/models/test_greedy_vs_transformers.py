@@ -61,6 +61,7 @@ RAGGED += [
     ("qwen2", "top_k"),
     ("qwen2", "fuse"),
     ("gemma2", "chain"),
+    ("gemma3n_text", "kangaroo"),
     ("gpt_oss", "chain"),
     ("gpt_neox", "swift"),
     ("phi", "kangaroo"),

@@ -220,5 +220,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "exaone4": {"num_key_value_heads": 4},
     "stablelm": {"num_key_value_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 2},
 }
 """What a file of theirs must say."""

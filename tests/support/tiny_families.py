@@ -47,6 +47,18 @@ GEMMA4 = {
         FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
     },
 }
+GEMMA3N = {
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "num_kv_shared_layers": 1,
+    "intermediate_size": [96, 80, 64],
+    "activation_sparsity_pattern": [0.5, 0.9, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 5,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 120,  # fewer than there are tokens, as in published files
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": GEMMA3_ROPES,
+}
 GPT_OSS = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 2,
@@ -459,6 +471,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         GEMMA | QUERIES | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES},
     ),
+    "gemma3n_text": ("Gemma3nText", GEMMA | GEMMA3N),
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
     "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),
@@ -478,6 +491,9 @@ _ODD: dict[str, tuple[Any, ...]] = {
     "sliding_window": (3, 5),
     "attention_chunk_size": (3, 4),
     "eos_token_id": ([2, 7], 5),
+    "altup_num_inputs": (1, 2, 4),
+    "laurel_rank": (3, 16),
+    "activation_sparsity_pattern": ([0.8, 0.0, 0.95], [0.0, 0.6, 0.4]),
 } | dict.fromkeys(
     (
         "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qk_norm",

@@ -167,12 +167,12 @@ class Gemma4Assistant(FeatureDrafter):
 
 def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
     """The config of an assistant with the target's sizes and so many of its last layers, without experts."""
-    bare = {"feed": target.dense, "beside": None, "input_size": 0}
+    bare = {"feed": target.dense, "beside": None, "input_size": 0, "laurel": 0, "streams": 0}
     last = [
         dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
         for i, layer in list(enumerate(target.layers))[-layers:]
     ]
-    embedding = dataclasses.replace(target.embedding, layer_inputs=None)
+    embedding = dataclasses.replace(target.embedding, layer_inputs=None, streams=0)
     return dataclasses.replace(target, layers=tuple(last), embedding=embedding)
 
 

@@ -37,8 +37,8 @@ def shipped_heads() -> dict[str, Path]:
 
 def _first_numbers(target: Any) -> tuple[np.ndarray, np.ndarray]:
     embed = target.lm.embed(target.params, jnp.arange(min(16, target.lm.vocab_size), dtype=jnp.int32)[None])
-    probe = jnp.ones_like(embed[:, :1])
     config = getattr(target.lm, "config", None)
+    probe = jnp.ones((1, 1, getattr(config, "stream_size", embed.shape[-1])), embed.dtype)
     if getattr(getattr(config, "norm", None), "mean", False):
         probe = jnp.cumsum(probe, axis=-1)  # of equal numbers, a layer norm leaves nothing
     return to_host((embed, target.lm.norm(target.params, probe)))

@@ -154,7 +154,8 @@ class Kangaroo(TreeDrafter, Trained):
             _, below, own = past or (None, None, None)
             h = target.embed(weights, block.tokens)
             h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)
-            features, own = self.head.adapt(self.config, params["draft"], h, block, draft, own)
+            first = h[..., : self.config.hidden_size]  # of several residual streams
+            features, own = self.head.adapt(self.config, params["draft"], first, block, draft, own)
             return (h, below, own), features
 
         dists = functools.partial(draft_logits, target, params)

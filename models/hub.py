@@ -44,8 +44,22 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
     return name, _gguf_file(name, files[0]) if files else folder
 
 
+def described(asked: str | os.PathLike[str]) -> Path:
+    """The `config.json` that `load` was given as `config`; of a hub repository, the small files are fetched.
+
+    Raises:
+      ModelError: if there is none.
+    """
+    if Path(asked).is_file():
+        return Path(asked)
+    file = find(asked, shipped(), "configuration", None)[1] / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{file.parent} has no config.json: give another config")
+    return file
+
+
 def find(
-    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] = ("model",),
+    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] | None = ("model",),
     besides: tuple[str, ...] = (),
 ) -> tuple[str, Path]:  # fmt: skip
     """Resolves a request to a name and a folder. A folder takes precedence over a shipped name, and that over a hub id.
@@ -54,7 +68,7 @@ def find(
       asked: one of these; a hub id may end with a branch, tag or commit (`owner/name@revision`).
       ours: the shipped folders by name.
       what: the noun that errors use for the thing.
-      stems: of the safetensors files to fetch from the hub where no index names them.
+      stems: of the safetensors files to fetch from the hub where no index names them; None: no weights are fetched.
       besides: patterns of files to fetch if the repository has none of those.
 
     Raises:
@@ -80,7 +94,7 @@ def find(
     )
 
 
-def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:
+def _download(hub_id: str, what: str, stems: tuple[str, ...] | None, besides: tuple[str, ...]) -> Path:
     """Downloads what is needed of a repository: its small files, and the weight files that its index names or, without
     an index, those of `stems`. Subfolders are left out: they hold the same weights again (`original/`)."""
     import huggingface_hub
@@ -93,6 +107,8 @@ def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str
 
     with _from_the_hub(what, hub_id):
         folder = fetch(_HUB_FILES)
+        if stems is None:
+            return folder
         files = shards_of(folder / INDEX) if (folder / INDEX).is_file() else [f"{stem}.safetensors" for stem in stems]
         folder = fetch(files)
         return fetch(besides) if besides and not any((folder / file).is_file() for file in files) else folder

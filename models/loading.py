@@ -32,8 +32,9 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import is_size, shown
 from specjax.models.gguf import finding
 from specjax.models.gguf import model as gguf
-from specjax.models.hub import described, find, located, shipped
+from specjax.models.hub import described, find, located, shipped, small_files
 from specjax.models.jax_folders import folder as jax_folders
+from specjax.models.jax_folders.place import located as other_checkpoint
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.layouts import by_rows
@@ -78,7 +79,8 @@ def load(
 ) -> Model:
     """Loads a model.
 
-    It may be a folder from Hugging Face or `save`, a GGUF file, a Hugging Face hub id, or a name. A name is that of a
+    It may be a folder from Hugging Face or `save`, a GGUF file, the URL of one of these (`gs://...`, read by fsspec), a Hugging
+    Face hub id, or a name. A name is that of a
     shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`). It may also be a folder with an Orbax
     checkpoint of MaxText or of the library `gemma`, with a `config.json` in it or with `config`.
 
@@ -130,7 +132,7 @@ def load(
     asked = asked if revision is None else f"{asked}@{revision}"
     name, folder = located(asked)
     raw, words, config_file = _said(folder, config)
-    home = folder if config is None else config_file.parent
+    home = folder if finding.is_gguf(folder) else config_file.parent
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     other = jax_folders.opened(folder)
     lm = _with_own_head(lm, raw, folder, name) if other is None else jax_folders.with_vocabulary(lm, other)
@@ -260,10 +262,10 @@ def _said(folder: Path, config: Any = None) -> tuple[dict[str, Any], Callable[[]
         if config is not None:
             raise ModelError(f"{folder} has its configuration in it: leave config out")
         return *gguf.described(folder), folder
-    config_file = folder / "config.json" if config is None else described(config)
+    config_file = small_files(folder) / "config.json" if config is None else described(config)
     if not config_file.is_file():
         orbax_folder.check_whole(folder)
-        if jax_folders.located(folder) is not None:
+        if other_checkpoint(folder) is not None:
             raise ModelError(
                 f"{folder} has an Orbax checkpoint and no config.json: give config=, the model's Hugging Face folder or hub id "
                 "(specjax convert --config), or put config.json and the tokenizer's files into the folder"

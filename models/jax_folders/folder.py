@@ -19,6 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from specjax.models.byte_ranges import Room
 from specjax.models.errors import ModelError
 from specjax.models.jax_folders import gemma, maxtext
+from specjax.models.jax_folders.place import located
 from specjax.models.llama import LlamaLM
 from specjax.models.loading_bar import bar
 from specjax.models.model_config import EmbeddingConfig
@@ -26,8 +27,6 @@ from specjax.models.orbax_folder import check_database
 from specjax.models.weights import listed
 
 _LAYOUTS = (maxtext, gemma)
-_ITEMS = ("", "items", "default")  # a step's folder has the checkpoint in one of these
-_FILES = ("_METADATA", "manifest.ocdbt")
 _PREFIXES = ("params/params/", "params/", "base/", "")  # of a training state, of its parameters, of an NNX module
 _TOGETHER = 256 << 20  # bytes of small arrays that are read together
 
@@ -53,14 +52,6 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of its arrays."""
         return {name: tuple(own.shape) for name, (_, own) in self.arrays.items()}
-
-
-def located(folder: Path) -> Path | None:
-    """The checkpoint of a folder, which may be inside in `items` or `default`; None if it has none, or weights too."""
-    if any(folder.glob("*.safetensors*")) or (folder / "params").is_dir():
-        return None
-    homes = (folder / one for one in _ITEMS)
-    return next((home for home in homes if any((home / file).is_file() for file in _FILES)), None)
 
 
 def opened(folder: Path) -> Checkpoint | None:

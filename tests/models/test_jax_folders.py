@@ -12,8 +12,10 @@ from support import jax_libraries
 from support.tiny_families import FULL, SLIDING
 
 from specjax import cli, models
+from specjax.jobs.manifest import fingerprint
 from specjax.lm import Block, Wants
 from specjax.models import ModelError
+from specjax.models.jax_folders import folder as jax_folders
 from specjax.sharding import make_mesh
 
 IDS = np.random.default_rng(0).integers(0, 128, (2, 24))
@@ -67,6 +69,9 @@ def test_a_config_beside_the_checkpoint(llama, tmp_path):
     chex.assert_trees_all_equal(model.params["embed"], plain.params["embed"])
     chex.assert_trees_all_close(model.params, plain.params, rtol=1e-2)
     assert model.params["norm"]["scale"].dtype == jnp.bfloat16
+    before = fingerprint(copy)
+    (copy / "items" / "d" / "another").write_bytes(b"of another training")
+    assert fingerprint(copy) != before
 
 
 def test_gemma_2_of_its_library(references, tmp_path):
@@ -149,6 +154,17 @@ def test_logits_of_the_library_gemma(references, tmp_path, name, form, transpose
     jax_libraries.write(tmp_path / "gemma", jax_libraries.gemma(reference.folder, form, transposed))
     found = logits(check(reference, tmp_path / "gemma"))
     np.testing.assert_allclose(found, reference.logits(IDS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("models", "maxtext")
+def test_an_nnx_module_of_maxtext(references, tmp_path, monkeypatch):
+    """Its numbers are in boxes; and arrays that are read one at a time."""
+    reference = references("qwen3", **DRAWN["qwen3"])
+    tree = jax_libraries.maxtext(reference.folder, "scanned")["params"]["params"]
+    jax_libraries.write(tmp_path / "items", jax.tree.map(lambda x: {"value": x}, tree))
+    monkeypatch.setattr(jax_folders, "_TOGETHER", 0)
+    check(reference, tmp_path)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from specjax.models.weights import listed
 
 _LAYOUTS = (maxtext, gemma)
 _PREFIXES = ("params/params/", "params/", "base/", "")  # of a training state, of its parameters, of an NNX module
-_TOGETHER = 256 << 20  # bytes of small arrays that are read together
+_TOGETHER = 64 << 20  # bytes of small arrays that are read together
 
 Key = tuple[str, ...]
 

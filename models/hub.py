@@ -2,11 +2,13 @@
 
 import contextlib
 import difflib
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from specjax.models import remote
 from specjax.models.errors import ModelError
 from specjax.models.gguf import finding
 from specjax.models.tensors import INDEX, shards_of
@@ -28,6 +30,8 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
     Raises:
       ModelError: if there is none, or if there are several.
     """
+    if remote.is_url(asked):
+        return _at_url(os.fspath(asked))
     wanted = _HUB_GGUF.fullmatch(asked) if isinstance(asked, str) and not Path(asked).is_file() else None
     if wanted:
         return wanted[0], _gguf_file(f"{wanted[1]}{wanted[3] or ''}", wanted[2])
@@ -44,22 +48,47 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
     return name, _gguf_file(name, files[0]) if files else folder
 
 
+def described(asked: str | os.PathLike[str]) -> Path:
+    """The `config.json` that `load` was given as `config`; of a hub repository, the small files are fetched.
+
+    Raises:
+      ModelError: if there is none.
+    """
+    if Path(asked).is_file():
+        return Path(asked)
+    if remote.is_url(asked) and os.fspath(asked).endswith(".json"):
+        return remote.file(os.fspath(asked))
+    file = find(asked, shipped(), "configuration", None)[1] / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{file.parent} has no config.json: give another config")
+    return file
+
+
+def small_files(folder: Path) -> Path:
+    """The folder with a model's configuration and tokenizer, which are fetched of one in a bucket; any other itself."""
+    return find(os.fspath(folder), {}, "configuration", None)[1] if remote.is_url(folder) else folder
+
+
 def find(
-    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] = ("model",),
+    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] | None = ("model",),
     besides: tuple[str, ...] = (),
 ) -> tuple[str, Path]:  # fmt: skip
     """Resolves a request to a name and a folder. A folder takes precedence over a shipped name, and that over a hub id.
 
     Args:
-      asked: one of these; a hub id may end with a branch, tag or commit (`owner/name@revision`).
+      asked: one of these, or a folder's URL; a hub id may end with a branch, tag or commit (`owner/name@revision`).
       ours: the shipped folders by name.
       what: the noun that errors use for the thing.
-      stems: of the safetensors files to fetch from the hub where no index names them.
+      stems: of the safetensors files to fetch from the hub where no index names them; None: no weights are fetched.
       besides: patterns of files to fetch if the repository has none of those.
 
     Raises:
       ModelError: if there is no such thing.
     """
+    if remote.is_url(asked):
+        url = os.fspath(asked)
+        whole = None if stems is None else remote.checkpoint(url)
+        return Path(url).name, whole or _needed(functools.partial(remote.fetched, url), stems, besides)
     try:
         folder = Path(asked).expanduser()
     except RuntimeError:  # no such user
@@ -80,9 +109,8 @@ def find(
     )
 
 
-def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:
-    """Downloads what is needed of a repository: its small files, and the weight files that its index names or, without
-    an index, those of `stems`. Subfolders are left out: they hold the same weights again (`original/`)."""
+def _download(hub_id: str, what: str, stems: tuple[str, ...] | None, besides: tuple[str, ...]) -> Path:
+    """Downloads what is needed of a repository. Subfolders are left out: they hold the same weights again (`original/`)."""
     import huggingface_hub
 
     name, _, revision = hub_id.partition("@")
@@ -92,10 +120,30 @@ def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str
         return Path(huggingface_hub.snapshot_download(name, revision=revision or None, **kinds))
 
     with _from_the_hub(what, hub_id):
-        folder = fetch(_HUB_FILES)
-        files = shards_of(folder / INDEX) if (folder / INDEX).is_file() else [f"{stem}.safetensors" for stem in stems]
-        folder = fetch(files)
-        return fetch(besides) if besides and not any((folder / file).is_file() for file in files) else folder
+        return _needed(fetch, stems, besides)
+
+
+def _needed(
+    fetch: Callable[[Iterable[str]], Path], stems: tuple[str, ...] | None, besides: tuple[str, ...]
+) -> Path:  # fmt: skip
+    """Fetches the small files, and the weight files that the index names or, without an index, those of `stems`."""
+    folder = fetch(_HUB_FILES)
+    if stems is None:
+        return folder
+    files = shards_of(folder / INDEX) if (folder / INDEX).is_file() else [f"{stem}.safetensors" for stem in stems]
+    folder = fetch(files)
+    return fetch(besides) if besides and not any((folder / file).is_file() for file in files) else folder
+
+
+def _at_url(url: str) -> tuple[str, Path]:
+    """The name of a model at a URL, and the local copy of its folder or GGUF file."""
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if not name.endswith(".gguf"):
+        return find(url, {}, "model")
+    file = remote.fetched(parent, (finding.all_shards(name),)) / name
+    if not file.is_file():
+        raise ModelError(f"there is nothing at {url}")
+    return file.stem, file
 
 
 @contextlib.contextmanager

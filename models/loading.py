@@ -32,7 +32,9 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import is_size, shown
 from specjax.models.gguf import finding
 from specjax.models.gguf import model as gguf
-from specjax.models.hub import find, located, shipped
+from specjax.models.hub import described, find, located, shipped, small_files
+from specjax.models.jax_folders import folder as jax_folders
+from specjax.models.jax_folders.place import located as other_checkpoint
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.layouts import by_rows
@@ -72,12 +74,15 @@ def load(
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
     revision: str | None = None,
+    config: str | os.PathLike[str] | None = None,
     layers: bool = True,
 ) -> Model:
     """Loads a model.
 
-    It may be a folder from Hugging Face or `save`, a GGUF file, a Hugging Face hub id, or a name. A name is that of a
-    shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`).
+    It may be a folder from Hugging Face or `save`, a GGUF file, the URL of one of these (`gs://...`, read by fsspec), a Hugging
+    Face hub id, or a name. A name is that of a
+    shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`). It may also be a folder with an Orbax
+    checkpoint of MaxText or of the library `gemma`, with a `config.json` in it or with `config`.
 
     Args:
       model: the model; None is the shipped target. A folder or a GGUF file takes precedence over a name, and a name
@@ -104,6 +109,8 @@ def load(
       reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`.
         bfloat16 halves the data that chips exchange, but texts then differ between meshes. None: float32.
       revision: a branch, tag or commit of a hub id.
+      config: a Hugging Face folder, hub id, shipped name or `config.json`, for a folder without one. Its
+        `generation_config.json` and its tokenizer are used too.
       layers: whether to keep the parameters of layers. Without them, the model only embeds, norms and unembeds. For a
         folder with safetensors and no adapter, they are not read at all.
 
@@ -114,9 +121,9 @@ def load(
         `dfloat11` cannot hold their numbers.
     """
     if isinstance(model, (Model, tuple)):
-        if adapters.folders(adapter) or longest is not None or revision is not None:
+        if adapters.folders(adapter) or any(one is not None for one in (longest, revision, config)):
             raise ModelError(
-                "adapter, longest and revision have no effect on a loaded model: leave them out, or give its folder"
+                "adapter, longest, revision and config have no effect on a loaded model: leave them out, or give its folder"
             )
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
@@ -124,26 +131,28 @@ def load(
     form, asked = _word(weights)[1], DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
     name, folder = located(asked)
-    raw, words, config_file = _said(folder)
+    raw, words, config_file = _said(folder, config)
+    home = folder if finding.is_gguf(folder) else config_file.parent
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
-    lm = _with_own_head(lm, raw, folder, name)
+    other = jax_folders.opened(folder)
+    lm = _with_own_head(lm, raw, folder, name) if other is None else jax_folders.with_vocabulary(lm, other)
     lm, dtype = typed(lm if longest is None else _used_for(lm, longest), dtype)
     if adapters.folders(adapter) and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
     form = checked_format(form, lm)
     added = _adapters(adapter, lm, raw)
     wide = widened(_with_parted_head(lm, raw, added), mesh)
-    said = generation.fields(folder, raw)  # our own checks come before those of transformers
-    eos_ids = generation.eos_ids(folder, raw, lambda: getattr(words(), "eos_token_id", None))
+    said = generation.fields(home, raw)  # our own checks come before those of transformers
+    eos_ids = generation.eos_ids(home, raw, lambda: getattr(words(), "eos_token_id", None))
     of = tuple(one.folder for one in added)
     made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
-    return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers)
+    return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers, other)
 
 
 def _filled(
     made: Model, lm: Any, raw: dict[str, Any], weights: Any, added: list[adapters.Adapter], mesh: jax.sharding.Mesh | None,
-    layers: bool,
+    layers: bool, other: jax_folders.Checkpoint | None,
 ) -> Model:  # fmt: skip
     """A model with its parameters.
 
@@ -156,12 +165,14 @@ def _filled(
       added: the adapters.
       mesh: see `load`.
       layers: see `load`.
+      other: another library's checkpoint in the folder, if it has one.
     """
     folder, dtype, name = made.path, made.dtype, made.name
     assert folder is not None, "it is read from somewhere"
     (word, _), form = _word(weights), formats.read_format(made.weights)
-    shapes, later = lm.abstract(dtype), bool(added) or orbax_folder.is_one(folder)
-    sources = None if orbax_folder.is_one(folder) else _sources(lm, raw, folder, name, dtype, share_of(mesh))
+    orbax = other is not None or orbax_folder.is_one(folder)
+    shapes, later = lm.abstract(dtype), bool(added) or orbax
+    sources = None if orbax else _sources(lm, raw, folder, name, dtype, share_of(mesh))
     if word == keeping.PACKED and later:
         what = "a model with an adapter" if added else "an Orbax checkpoint"
         raise ModelError(f"{what} has no packed matrices: leave weights='packed' out")
@@ -173,7 +184,9 @@ def _filled(
             _LOG.warning("%s: %s", name, said)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(widened(lm, mesh), mesh, shapes if later else final)
-    if sources is None:
+    if other is not None:
+        params = jax_folders.restore(other, name, lm, shapes, places)
+    elif sources is None:
         params = orbax_folder.restore(folder, shapes, places)
     else:
         params = _read(sources, name, dtype, places, None if later else form, later or layers)
@@ -242,16 +255,23 @@ def fields_of(asked: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Calla
     return name, *_said(folder)
 
 
-def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
+def _said(folder: Path, config: Any = None) -> tuple[dict[str, Any], Callable[[], Any], Path]:
     """The fields of a `config.json`, a function that makes the tokenizer, and their origin, for a folder or a GGUF
-    file."""
+    file. `config` is that of `load`."""
     if finding.is_gguf(folder):
+        if config is not None:
+            raise ModelError(f"{folder} has its configuration in it: leave config out")
         return *gguf.described(folder), folder
-    config_file = folder / "config.json"
+    config_file = small_files(folder) / "config.json" if config is None else described(config)
     if not config_file.is_file():
         orbax_folder.check_whole(folder)
+        if other_checkpoint(folder) is not None:
+            raise ModelError(
+                f"{folder} has an Orbax checkpoint and no config.json: give config=, the model's Hugging Face folder or hub id "
+                "(specjax convert --config), or put config.json and the tokenizer's files into the folder"
+            )
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder{unread(folder)}")
-    return read_json(config_file), functools.cache(lambda: tokenizer.load(folder)), config_file
+    return read_json(config_file), functools.cache(lambda: tokenizer.load(config_file.parent)), config_file
 
 
 def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Format | None, layers: bool) -> Any:

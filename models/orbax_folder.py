@@ -126,15 +126,19 @@ def _groups(wanted: dict[str, Any], stored: dict[str, Any], where: dict[str, Any
 
 def _stored(ocp: Any, path: Path) -> dict[str, Any]:
     """The shape and type of every array in a checkpoint, by name."""
-    if (
-        path / "manifest.ocdbt"
-    ).exists():  # read apart: of a damaged one every array of a checkpoint complains by itself
+    check_database(path)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        return flatten_dict(checkpointer.metadata(path).item_metadata.tree, sep=".")
+
+
+def check_database(path: Path) -> None:
+    """Raises what tensorstore raises if the database of a checkpoint's arrays is damaged. Later every array would complain
+    by itself."""
+    if (path / "manifest.ocdbt").exists():
         import tensorstore
 
         base = {"driver": "file", "path": f"{path}/"}
         tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result().list().result()
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        return flatten_dict(checkpointer.metadata(path).item_metadata.tree, sep=".")
 
 
 def _check(stored: dict[str, Any], wanted: dict[str, Any]) -> None:

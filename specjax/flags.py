@@ -28,7 +28,7 @@ capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtyp
     --max-new-tokens --seed --batch-size --mesh --weights --dtype --distributed --coordinator --num-processes
     --process-id
 datastore: -h --help action files --output --model
-convert: -h --help model output --layout --format --target --dtype --adapter --mesh
+convert: -h --help model output --layout --format --target --dtype --adapter --config --mesh
 plan: -h --help --model --topology --mesh --weights --config --dtype --cache-dtype --reduce-dtype --rates --batch
     --context --decode --drafter --tokens-per-step --sampled --whole --json --plot
 plan train: -h --help drafter --target --topology --mesh --weights --config --dtype --compute-dtype --rates

@@ -105,7 +105,7 @@ HELPS: dict[str, Help] = {
         ),
     ),
     "convert": Help(
-        {"what is written": "model output layout format target", "how it is loaded": "dtype adapter mesh"},
+        {"what is written": "model output layout format target", "how it is loaded": "dtype adapter config mesh"},
         (
             "specjax convert FOLDER checkpoint",
             "specjax convert tiny-eagle3 head --format eagle3",

@@ -101,7 +101,7 @@ WITHIN: dict[str, tuple[str, str]] = {
         ("logits_processors", "logits_processor"), ("decode", "such as specjax.decode.Speculate(processors=(...,))")
     ),
     **dict.fromkeys(
-        ("adapter", "longest", "weights", "cache_dtype", "reduce_dtype", "revision"),
+        ("adapter", "longest", "weights", "cache_dtype", "reduce_dtype", "revision", "config"),
         ("model", "such as specjax.load(..., {name}=...)"),
     ),
     "suffix": ("prompts", 'such as {"prompt": ..., "suffix": ...}'),

@@ -88,7 +88,7 @@ def test_python_and_the_command_line_have_the_same_names_and_defaults():
     of_job = defaults_of(JobOptions)
     assert {name: of_job[name] for name in table} == table
     assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
-    assert set(keywords(specjax.load)) - set(defaults_of(ModelOptions)) == {"layers", "revision"}
+    assert set(keywords(specjax.load)) - set(defaults_of(ModelOptions)) == {"layers", "revision", "config"}
     assert {name: keywords(specjax.load)[name] for name in defaults_of(ModelOptions)} == defaults_of(ModelOptions)
 
 

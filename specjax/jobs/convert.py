@@ -36,6 +36,11 @@ class ConvertOptions:
     )
     dtype: str | None = same(ModelOptions, "dtype")
     adapter: tuple[str, ...] = same(ModelOptions, "adapter")
+    config: str | None = option(
+        None,
+        "folder, config.json or hub id that describes the model, where its folder has no config.json (of MaxText, of the "
+        "library gemma)",
+    )
     mesh: str | None = option(
         None, "devices by axis that hold the model meanwhile, such as data=2,model=4 (default: one device)"
     )
@@ -53,7 +58,9 @@ def command(options: ConvertOptions) -> int:
         output = Path(options.output)
         check_layout(options.layout)
         check_new(output)
-        model = models.load(options.model, options.dtype, make_mesh(options.mesh), adapter=options.adapter)
+        model = models.load(
+            options.model, options.dtype, make_mesh(options.mesh), adapter=options.adapter, config=options.config
+        )
         with bar(f"writing {output}"):
             models.save(
                 output, model.lm, model.params, tokenizer=model.tokenizer, eos_ids=model.eos_ids,
@@ -68,8 +75,8 @@ def _head(options: ConvertOptions, layout: str) -> int:
     from specjax.models.saving import check_new
 
     with bad_input():
-        if options.mesh is not None or options.layout != "orbax" or options.adapter:
-            raise ValueError("--mesh, --layout and --adapter are for models, and --format is for a head")
+        if options.mesh is not None or options.layout != "orbax" or options.adapter or options.config is not None:
+            raise ValueError("--mesh, --layout, --adapter and --config are for models, and --format is for a head")
         check_new(Path(options.output))
         heads.check_format(options.model, layout)
         name = options.target or heads.target_of(options.model)

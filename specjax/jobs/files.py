@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from specjax.jobs import gzipped, jsonl, parquet
+from specjax.jobs import gzipped, jsonl, parquet, urls
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check
 from specjax.jobs.work import FromLines, check_lines
+from specjax.models.remote import is_url
 from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
 
@@ -22,7 +23,9 @@ def packed(path: str | None) -> ModuleType | None:
 
 def journal(output: str) -> str:
     """The file to which records are appended: for a type that can only be written as a whole, a file of JSON lines
-    beside it."""
+    beside it; for a URL, one in the user's cache folder."""
+    if is_url(output):
+        return urls.journal(output)
     return output if packed(output) is None else f"{output}.jsonl"
 
 
@@ -33,10 +36,13 @@ def finish(output: str, written: Output) -> None:
       BadInput: if that fails.
     """
     kind = packed(output)
-    if kind is None:
+    if kind is None and not is_url(output):
         return
     try:
-        kind.write(output, written.path)
+        if is_url(output):
+            urls.write(output, written.path, kind)
+        elif kind is not None:
+            kind.write(output, written.path)
     except OSError as error:
         raise BadInput(f"cannot write {output!r}: {error.strerror}; {written.path} holds every record") from error
 
@@ -44,6 +50,14 @@ def finish(output: str, written: Output) -> None:
 def check_output(output: str, source: str | None) -> None:
     """Raises ValueError if the output cannot be written."""
     path, kind = Path(output), packed(output)
+    if is_url(output):
+        if output == source:
+            raise ValueError("--output must not be the --input file")
+        urls.check(output)
+        check(journal(output))
+        if kind is not None:
+            kind.check()
+        return
     if path.is_dir():
         raise ValueError(f"--output {output!r} is a folder; give a file")
     if not path.parent.is_dir():
@@ -72,6 +86,8 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
     kind = packed(source)
     if source == PIPE:
         lines = jsonl.parse_all(read_stdin(), form)
+    elif is_url(source):
+        lines = urls.read(source, kind or jsonl, form)
     else:
         lines = (kind or jsonl).read(source, form)
     check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))

@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax.assembly.line import values
 from specjax.models.gguf.finding import is_gguf, shards
+from specjax.models.jax_folders.place import located
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 _GGUF_HEADER = 1 << 23  # bytes, enough for a vocabulary of 262,144 tokens
@@ -18,7 +19,8 @@ def fingerprint(folder: Path) -> str:
     """A cheap hash of a model folder, or of a GGUF file with its shards.
 
     It covers configuration and tokenizer in full. Of every weights file (safetensors, GGUF or Orbax), it covers the
-    size, the beginning and a few stretches, so that two trainings of one architecture differ."""
+    size, the beginning and a few stretches, so that two trainings of one architecture differ. Of an Orbax checkpoint in a
+    bucket, it covers the small files, which Orbax writes with times and the names that it draws for others."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir() if folder.is_dir() else shards(folder)):
         if file.suffix in (".json", ".jinja", ".txt", ".model", ".tiktoken"):
@@ -30,6 +32,13 @@ def fingerprint(folder: Path) -> str:
         elif file.name == "params" and file.is_dir():
             for part in sorted(part for part in file.rglob("*") if part.is_file()):
                 digest.update(f"{part.relative_to(folder)}\n".encode() + _stretches(part, _SAMPLE_BYTES))
+    checkpoint = located(folder) if folder.is_dir() else None
+    if checkpoint is not None:
+        local = isinstance(checkpoint, Path)
+        parts = checkpoint.rglob("*") if local else checkpoint.iterdir()
+        for part in sorted(part for part in parts if part.is_file()):
+            content = _stretches(part, _SAMPLE_BYTES) if local else part.read_bytes()
+            digest.update(f"{part.relative_to(folder)}\n".encode() + content)
     return digest.hexdigest()[:32]
 
 

@@ -51,7 +51,7 @@ class ModelOptions:
     """A model and how it is loaded: the arguments of `specjax.load`.
 
     Attributes:
-      model: a folder, a GGUF file, a shipped name or hub id, or None for the shipped target.
+      model: a folder, a GGUF file, the URL of one, a shipped name or hub id, or None for the shipped target.
       dtype: the type of the parameters.
       mesh: a line such as `"data=2,model=4"`.
       adapter: folders of PEFT LoRA adapters, or their hub ids, which are merged in this order.
@@ -61,7 +61,7 @@ class ModelOptions:
       reduce_dtype: the type in which products are summed over a mesh, such as "bfloat16".
     """
 
-    model: Any = option(None, "folder, GGUF file, name or hub id (default: the shipped target)")
+    model: Any = option(None, "folder, GGUF file, URL, name or hub id (default: the shipped target)")
     dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, bfloat16 elsewhere)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
     adapter: tuple[str, ...] = option(

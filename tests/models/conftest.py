@@ -70,13 +70,14 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
-    """`references(name)`: the model of that family, built at the first call."""
-    made: dict[str, Reference] = {}
+    """`references(name, **drawn)`: the model of that family, with other fields `drawn`, built at the first call."""
+    made: dict[Any, Reference] = {}
 
-    def get(name: str) -> Reference:
-        if name not in made:
-            made[name] = build(name, tmp_path_factory.mktemp(name) / name)
-        return made[name]
+    def get(name: str, **drawn: Any) -> Reference:
+        key = name, str(drawn)
+        if key not in made:
+            made[key] = build(name, tmp_path_factory.mktemp(name) / name, **drawn)
+        return made[key]
 
     return get
 

@@ -12,6 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from support import jax_libraries
 from support.conformance import CONFIG, TARGET, params
 
 from specjax import cli, models
@@ -72,6 +73,7 @@ def test_types_change_when_written_and_when_read(saved, tmp_path):
 @pytest.mark.slow
 def test_two_hosts_save_and_restore_together(tmp_path):
     models.save(tmp_path / "plain", TARGET, TOY)
+    jax_libraries.write(tmp_path / "maxtext", jax_libraries.maxtext(tmp_path / "plain", "scanned"))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

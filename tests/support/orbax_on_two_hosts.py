@@ -1,6 +1,7 @@
 """One of two processes that save a model together as an Orbax checkpoint and restore it onto another mesh.
 
-`python orbax_on_two_hosts.py FOLDER PORT INDEX`: reads FOLDER/plain, writes FOLDER/orbax, and prints a line of JSON.
+`python orbax_on_two_hosts.py FOLDER PORT INDEX`: reads FOLDER/plain and the same model in FOLDER/maxtext, writes
+FOLDER/orbax, and prints a line of JSON.
 """
 
 import json
@@ -31,6 +32,11 @@ def main(folder, port, index):
         for shard in ours.addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data), np.asarray(wanted)[shard.index])
             same += 1
+    other = models.load(home / "maxtext", dtype="float32", mesh=make_mesh("model=8"), config=home / "plain")
+    for ours, wanted in zip(jax.tree.leaves(other.params), jax.tree.leaves(wide.params), strict=True):
+        assert ours.sharding == wanted.sharding
+        for one, two in zip(ours.addressable_shards, wanted.addressable_shards, strict=True):
+            np.testing.assert_allclose(one.data, two.data, rtol=1e-5, atol=1e-6)
     refused = ""
     try:
         models.save(home / "one-file", wide.lm, wide.params)

@@ -1,0 +1,38 @@
+"""What a layout of another library says about one parameter."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a checkpoint's arrays, by their names; parts of a name are joined by `/`."""
+
+Named = Mapping[str, tuple[int, ...]]
+"""The shapes of our parameters, by their names; parts of a name are joined by `.`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A parameter's place in a checkpoint.
+
+    Attributes:
+      name: of the array that holds it.
+      shape: the shape that the array should have.
+      take: the parameter's numbers from the whole array, in any shape that has their order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    take: Callable[[np.ndarray], np.ndarray]
+
+
+def layer_of(name: str) -> tuple[int, str]:
+    """The number of a parameter's layer, and the parameter's name in it; -1 for one that is in no layer.
+
+    >>> layer_of("layers.3.mlp.up.kernel")
+    (3, 'mlp.up.kernel')
+    """
+    first, _, rest = name.partition(".")
+    number, _, own = rest.partition(".")
+    return (int(number), own) if first == "layers" else (-1, name)

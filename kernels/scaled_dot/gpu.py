@@ -21,6 +21,8 @@ COLUMNS = 64
 """Outputs of a program."""
 DEPTH = (16, 64)
 """The fewest and the most inputs that a program reads at a time, a power of two that divides a group."""
+SHARES, TRAFFIC = 8, 8
+"""The most programs that share an output's inputs, and by how much their sums must be fewer bytes than the matrix."""
 
 
 def _as_it_is(codes):
@@ -60,6 +62,22 @@ def takes(values: jax.Array, scale: jax.Array) -> bool:
     return whole and (values.dtype == jnp.int8 or (values.dtype in _HALVES and values.shape[1] % 2 == 0))
 
 
+def shares(rows: int, groups: int, stored: int) -> int:
+    """How many programs share an output's inputs, whole groups each. One program for all has too few bytes on their way at
+    once; the sums of many are written and read again.
+
+    >>> [shares(rows, 32, 2048) for rows in (1, 4, 8, 16, 128)], shares(1, 6, 2048)
+    ([8, 8, 4, 2, 1], 2)
+
+    Args:
+      rows: M.
+      groups: G.
+      stored: bytes of an output's values.
+    """
+    fits = lambda count: groups % count == 0 and 8 * rows * count * TRAFFIC <= stored
+    return max(count for count in (1, 2, 4, SHARES) if count == 1 or fits(count))
+
+
 def dot(
     x: jax.Array,
     values: jax.Array,
@@ -79,19 +97,21 @@ def dot(
     if scale.dtype == jnp.float8_e8m0fnu:  # Triton lacks this type
         scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)
     bytes_ = jax.lax.bitcast_convert_type(pairs, jnp.int8) if each == 2 else matrices
+    parts = shares(rows, groups, inputs // each)
     out = pl.pallas_call(
         functools.partial(_kernel, tile=tile, numbers=numbers),
-        out_shape=jax.ShapeDtypeStruct((rows, outputs // each, each), jnp.float32),
-        grid=(pl.cdiv(outputs, COLUMNS), pl.cdiv(rows, tile)),
+        out_shape=jax.ShapeDtypeStruct((parts, rows, outputs // each, each), jnp.float32),
+        grid=(pl.cdiv(outputs, COLUMNS), pl.cdiv(rows, tile), parts),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="scaled_dot",
     )(x, bytes_, scale.reshape(groups, -1, each), jnp.zeros(1, jnp.int32) if group is None else group.reshape(1))
-    return out.reshape(rows, outputs)
+    return out.sum(axis=0).reshape(rows, outputs)
 
 
 def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
-    """x `[M, E]`, values `[X, E, F / each]` bytes, scale `[G, F / each, each]`, which `[1]`, out `[M, F / each, each]`."""
+    """x `[M, E]`, values `[X, E, F / each]` bytes, scale `[G, F / each, each]`, which `[1]`, out `[P, M, F / each, each]`,
+    the sums over each of P parts of the inputs."""
     rows, inputs = x_ref.shape
     groups, width, each = scale_ref.shape
     size, wide = inputs // groups, COLUMNS // each
@@ -99,7 +119,8 @@ def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
     columns, lines = pl.ds(pl.program_id(0) * wide, wide), pl.ds(pl.program_id(1) * tile, tile)
     kept = columns.start + jax.lax.iota(jnp.int32, wide) < width
     own = lines.start + jax.lax.iota(jnp.int32, tile) < rows
-    which = triton.load(which_ref.at[jnp.int32(0)])
+    which, share = triton.load(which_ref.at[jnp.int32(0)]), pl.program_id(2)
+    count = groups // out_ref.shape[0]
     precision = jax.lax.Precision.DEFAULT if is_usual() else jax.lax.Precision.HIGHEST
 
     def product(a, b):
@@ -111,7 +132,9 @@ def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
         packed = packed.astype(jnp.int32)
         return packed & 15, packed >> 4 & 15
 
-    def group(g, totals):
+    def group(i, totals):
+        g = share * count + i
+
         def part(i, sums):
             deep = pl.ds(g * size + i * depth, depth)
             a = triton.load(x_ref.at[lines, deep], mask=own[:, None], other=jnp.zeros((), x_ref.dtype))
@@ -126,6 +149,6 @@ def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
         return tuple(t + s * _float(w)[None] for t, s, w in zip(totals, sums, scales, strict=True))
 
     nothing = jnp.zeros((tile, wide), jnp.float32)
-    totals = jax.lax.fori_loop(0, groups, group, (nothing,) * each)
+    totals = jax.lax.fori_loop(0, count, group, (nothing,) * each)
     for n, total in enumerate(totals):
-        triton.store(out_ref.at[lines, columns, jnp.int32(n)], total, mask=own[:, None] & kept[None])
+        triton.store(out_ref.at[share, lines, columns, jnp.int32(n)], total, mask=own[:, None] & kept[None])

@@ -77,7 +77,7 @@ def _all_of(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, i
     (x, matrices, *_), (out,) = [buffer for value in operands for buffer in value], op.value
     read = sum(buffer.hbm for value in operands for buffer in value)
     read -= matrices.hbm - matrices.hbm // matrices.dims[0]
-    return read, out.hbm, 2 * math.prod(out.dims) * x.dims[1]
+    return read, out.hbm, 2 * math.prod(out.dims[1:]) * x.dims[1]  # out's first axis has parts of the inputs
 
 
 def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: _Found) -> list[Any]:

@@ -22,9 +22,11 @@ def made(rows, groups, size, outputs, dtype):
 
 @pytest.mark.parametrize("dtype", (jnp.int4, jnp.int8))
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", ((3, 2, 32, 6), (70, 3, 16, 2 * gpu.COLUMNS + 10)), ids=("small", "tiles"))
+@pytest.mark.parametrize(
+    "shape", ((3, 2, 32, 6), (70, 3, 16, 2 * gpu.COLUMNS + 10), (1, 4, 128, 6)), ids=("small", "tiles", "parts")
+)
 def test_a_group_has_its_scale(way, shape, dtype):
-    """Rows and outputs fill a tile, or several and a part of one."""
+    """Rows and outputs fill a tile, or several and a part of one; one program or several share the inputs of an output."""
     x, values, scale = made(*shape, dtype)
     assert gpu.takes(values, scale)
     want = x.astype(np.float64) @ (np.asarray(values, np.float64) * np.repeat(scale, shape[2], axis=0))

@@ -275,6 +275,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
+    "facebook/opt-350m": _OPT
+    | {
+        "hidden_size": 1024,
+        "ffn_dim": 4096,
+        "word_embed_proj_dim": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "do_layer_norm_before": False,
+    },
     "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
     "jhu-clsp/ettin-decoder-1b": _sized(_ETTIN, 1792, 3840, 28, 28),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,

@@ -187,6 +187,8 @@ MORE: dict[str, dict[str, Any]] = {
         "enable_bias": False,
         "tie_word_embeddings": False,
         "max_position_embeddings": 64,
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 48,
     },
     "phi": {
         "partial_rotary_factor": 0.25,

@@ -441,6 +441,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "qk_layernorm": True, "use_parallel_residual": True, "tie_word_embeddings": True},
     ),
     "opt": ("OPT", {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0}),
+    "opt_350m": (
+        "OPT",
+        {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
+    ),
     "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "modernbert-decoder": (
         "ModernBertDecoder",
@@ -467,7 +471,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4", "smollm3", "exaone4",
+    "gemma4", "smollm3", "exaone4", "opt_350m",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 
@@ -494,6 +498,7 @@ OLDER = (
     "stablelm",
     "stablelm_parallel",
     "opt",
+    "opt_350m",
     "nemotron",
     "modernbert-decoder",
 )
@@ -504,13 +509,14 @@ _ODD_OLDER: dict[str, tuple[Any, ...]] = {
     "num_attention_heads": (4, 8),
     "rope_parameters": (_TURNED | {"partial_rotary_factor": 0.5}, _TURNED | {"rope_type": "linear", "factor": 2.0}),
     "local_attention": (8, 11, 40),
+    "word_embed_proj_dim": (24, 64, 80),
     "classifier_activation": ("gelu", "relu"),
     **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (1e-5, 1e-3, 0.1)),
     **dict.fromkeys(("hidden_act", "activation_function", "hidden_activation"), _ACTS),
     **dict.fromkeys(
         (
             "use_parallel_residual", "qk_layernorm", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_qkv_bias",
-            "enable_bias", "norm_bias", "decoder_bias", "classifier_bias",
+            "enable_bias", "norm_bias", "decoder_bias", "classifier_bias", "do_layer_norm_before", "_remove_final_layer_norm",
         ),
         (False, True),
     ),

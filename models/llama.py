@@ -128,11 +128,10 @@ class LlamaLM:
     old: Old | None = None
 
     def __post_init__(self):
-        whole = [
-            isinstance(layer.mixer, AttentionConfig) and layer.mixer.window is None for layer in self.config.layers
-        ]
-        if self.old is not None and not all(whole):
-            what = "has windows" if self.has_windows else "has others"
+        own = self.config.attentions
+        alike = len(own) == self.num_layers and all(one.value_dim == one.head_dim for one in own)
+        if self.old is not None and (self.has_windows or not alike):
+            what = "has windows" if self.has_windows else "has others, or values of another width than keys"
             raise ValueError(
                 f"the cache {type(self.old).__name__} is for layers that see the whole text, and this model {what}: "
                 "leave the cache out"

@@ -387,6 +387,38 @@ def test_a_split_block_has_no_mask():
         plain(*operands, **options, cache_positions=ring(40, (0, 3, 40)))
 
 
+def narrower(operands, width=H - 6):
+    """The operands with values of another width than keys."""
+    query, key, value, cache_key, cache_value, length = operands
+    return query, key, value[..., :width], cache_key, cache_value[..., :width], length
+
+
+@pytest.mark.parametrize("way", [None, "xla", "blocked"])
+def test_values_may_be_narrower_than_keys(way):
+    operands, options = world(300, (0, 129, 300), past=3, group=4)
+    check(narrower(operands), options | {"unseen": holes(300)}, way, window=100, sinks=sinks(4 * K))
+
+
+def test_narrower_values_on_a_mesh_and_in_a_gradient():
+    """Split slots, a split block, and a derivative, which is that of the same values with zeros beside them."""
+    operands, options = world(160, (0, 61, 160), block=8)
+    options.pop("visible")
+    want = plain(*operands, **options)[..., : H - 6]
+    for split in (False, True):
+        got = on("context=4,model=2", *narrower(operands), **options, split=split)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    loss = lambda cut: lambda query: jnp.sin(plain(query, *cut(operands)[1:], **options)[..., : H - 6]).sum()
+    got, want = (jax.grad(loss(cut))(operands[0]) for cut in (narrower, lambda operands: operands))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["pallas_tpu_interpreted", "pallas_gpu_interpreted"])
+def test_kernels_refuse_narrower_values(way):
+    operands, options = world(40, (0, 3, 40))
+    with pytest.raises(ValueError, match="its values are as wide as its keys, not 10 and 16; choose .*'xla' or None"):
+        plain(*narrower(operands), **options, implementation=way)
+
+
 def test_it_can_be_mapped_over_another_axis():
     """`jax.vmap` over layers' caches, with one query for all."""
     operands, options = world(32, (0, 7, 32))

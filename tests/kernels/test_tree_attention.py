@@ -34,10 +34,18 @@ def check(operands, options, way, **settings):
     return got
 
 
+def narrower(operands, width=H - 6):
+    """The operands with values of another width than keys."""
+    query, key, value, cache_key, cache_value, length = operands
+    return query, key, value[..., :width], cache_key, cache_value[..., :width], length
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_ragged_rows_and_a_query_that_sees_nothing(way):
-    """Rows without a prefix, with a part of their last block, and full, where blocks do not divide the capacity."""
+    """Rows without a prefix, with a part of their last block, and full, where blocks do not divide the capacity. Values are
+    narrower than keys where that is served."""
     operands, options = world(300, (0, 129, 300), group=4)
+    operands = narrower(operands) if way in ("xla", "blocked") else operands
     options["visible"] = options["visible"].at[0, 2].set(False)
     got = check(operands, options, way)
     assert (got[0, 2] == 0).all()
@@ -387,20 +395,9 @@ def test_a_split_block_has_no_mask():
         plain(*operands, **options, cache_positions=ring(40, (0, 3, 40)))
 
 
-def narrower(operands, width=H - 6):
-    """The operands with values of another width than keys."""
-    query, key, value, cache_key, cache_value, length = operands
-    return query, key, value[..., :width], cache_key, cache_value[..., :width], length
-
-
-@pytest.mark.parametrize("way", [None, "xla", "blocked"])
-def test_values_may_be_narrower_than_keys(way):
-    operands, options = world(300, (0, 129, 300), past=3, group=4)
-    check(narrower(operands), options | {"unseen": holes(300)}, way, window=100, sinks=sinks(4 * K))
-
-
+@pytest.mark.slow
 def test_narrower_values_on_a_mesh_and_in_a_gradient():
-    """Split slots, a split block, and a derivative, which is that of the same values with zeros beside them."""
+    """Split slots, a split block, and a derivative, which is that of the same values before they were cut."""
     operands, options = world(160, (0, 61, 160), block=8)
     options.pop("visible")
     want = plain(*operands, **options)[..., : H - 6]

@@ -38,6 +38,24 @@ MORE: dict[str, dict[str, Any]] = {
         "use_bias": True,
     },
     "ernie4_5": {"use_bias": True, "head_dim": 16, "tie_word_embeddings": False, "rope_scaling": YARN},
+    "mimo_v2_flash": {
+        "num_key_value_heads": 2,
+        "v_head_dim": 96,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "mlp_layer_types": ["sparse"] * 7 + ["dense"],
+        "sliding_window_size": 9,
+        "attention_value_scale": None,
+        "routed_scaling_factor": None,
+        "norm_topk_prob": False,
+        "n_group": 4,
+        "topk_group": 2,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": YARN | {"rope_theta": 3e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
     "minimax_m2": {"rotary_dim": 64, "rope_scaling": YARN, "num_local_experts": 12, "tie_word_embeddings": True},
     "dots1": {"max_window_layers": 3, "sliding_window": 9, "norm_topk_prob": True, "attention_bias": True},
     "granitemoe": {
@@ -220,6 +238,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "exaone4": {"num_key_value_heads": 4},
+    "mimo_v2_flash": {"num_key_value_heads": 4},
     "stablelm": {"num_key_value_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }

@@ -340,6 +340,9 @@ def _attention(config: ModelConfig) -> str:
         "full layers: a rope of their own": len({*ropes} - {None}) > 1,
         "full layers: a head width of their own": len({one.head_dim for one in config.attentions}) > 1,
         "a branch of low rank": config.layers[0].laurel,
+        "full layers: kv-heads of their own": len({one.num_key_value_heads for one in config.attentions}) > 1,
+        "values of another width than keys": own.value_dim != own.head_dim,
+        "values times a factor": own.value_scale != 1,
     }
     return "; ".join(what for what, has in said.items() if has)
 

@@ -1,6 +1,6 @@
 """Attention as a token mixer, over a cache and a block with ancestors: grouped heads, ropes, windows, sinks and more.
 
-Shapes: `B` rows, `T` block tokens, `E` width, `N` heads, `K` kv-heads, `H` head width.
+Shapes: `B` rows, `T` block tokens, `E` width, `N` heads, `K` kv-heads, `H` head width, `W` width of values.
 """
 
 import dataclasses
@@ -45,6 +45,8 @@ class AttentionConfig(MixerConfig):
       scale: the factor of the scores; None: H^-0.5.
       soft_cap: keeps scores within this distance of zero, by a tanh.
       sinks: whether every head has a learned score without a value that takes part in its softmaxes.
+      v_head_dim: W; None: H.
+      value_scale: the factor of values (MiMo-V2).
       value_is_key: whether values are the output of the key projection, before norm and rope.
       value_norm: the norm of values, without a scale.
       source: the earlier layer whose keys and values this one reads; None: it has its own.
@@ -69,6 +71,8 @@ class AttentionConfig(MixerConfig):
     scale: float | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    v_head_dim: int | None = None
+    value_scale: float = 1.0
     value_is_key: bool = False
     value_norm: NormConfig | None = None
     source: int | None = None
@@ -83,6 +87,11 @@ class AttentionConfig(MixerConfig):
     def scores_scale(self) -> float:
         """The factor of the scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def value_dim(self) -> int:
+        """The width of values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def rotary_dim(self) -> int:
@@ -121,8 +130,8 @@ class Attention(Mixer):
         if not self.shares:
             self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
         if not self.shares and not c.value_is_key:
-            self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.o = linear(c.num_attention_heads * c.head_dim, width, use_bias=c.o_bias)
+            self.v = linear(inputs, c.num_key_value_heads * c.value_dim, use_bias=c.qkv_bias)
+        self.o = linear(c.num_attention_heads * c.value_dim, width, use_bias=c.o_bias)
         if c.qk_norm is not None:
             self.q_norm = c.qk_norm.build(c.head_dim, dtype)
         if c.qk_norm is not None and not self.shares:
@@ -143,9 +152,10 @@ class Attention(Mixer):
         return (k, v) if cache is None else (stored(k, cache[0]), stored(v, cache[1]))
 
     def values(self, x):
-        """`[B, T, K, H]`."""
+        """`[B, T, K, W]`."""
         c = self.config
-        values = by_heads(self._clipped((self.k if c.value_is_key else self.v)(x)), c.head_dim)
+        values = by_heads(self._clipped((self.k if c.value_is_key else self.v)(x)), c.value_dim)
+        values = values if c.value_scale == 1 else values * jnp.asarray(c.value_scale, values.dtype)
         return values if c.value_norm is None else rms_norm(values, None, c.value_norm.eps)
 
     def _clipped(self, x):

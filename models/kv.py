@@ -48,7 +48,7 @@ class KVCache(Pretty):
     Attributes:
       key: a tuple over layers of `[B, K, S, H]`, or of `kv_bits.Scaled` for eight bits. Layers that read another
         layer's keys and values are left out.
-      value: as `key`.
+      value: as `key`; values may have another width.
       capacity: static, how many positions a row may have; 0 if no layer has a ring.
       ahead: static, see above.
       states: a tuple over the layers that keep a running state (`specjax.models.mixers`), which have no keys and values.
@@ -114,11 +114,12 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
     full = lambda i: ahead is None or config.window(i) is None
     slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
     kinds = {i: config.attention(i) for i in owners}
-    shapes = [(batch, kind.num_key_value_heads, slots[i], kind.head_dim) for i, kind in kinds.items()]
-    make = lambda: tuple(kv_bits.empty(shape, dtype) for shape in shapes)
+    shapes = [(batch, kind.num_key_value_heads, slots[i]) for i, kind in kinds.items()]
+    make = lambda widths: tuple(kv_bits.empty((*s, w), dtype) for s, w in zip(shapes, widths, strict=True))
+    keys, values = make([kind.head_dim for kind in kinds.values()]), make([kind.value_dim for kind in kinds.values()])
     states = tuple(mixer.init(config.hidden_size, batch, dtype) for mixer in config.state_mixers)
     rings = {} if ahead is None else {"capacity": capacity, "ahead": ahead}
-    return KVCache(make(), make(), **rings, states=states)
+    return KVCache(keys, values, **rings, states=states)
 
 
 def kv_axes(cache: Any, config: Any = None) -> Any:

@@ -42,6 +42,7 @@ class LayerConfig:
       norm: the norm before and after both.
       pre_norms: whether the inputs of mixer and feed-forward are normed.
       post_norms: whether their outputs are normed before they are added.
+      sum_norms: whether the stream is normed after each output was added to it (Vaswani et al. 2017, arXiv:1706.03762).
       parallel: None: the feed-forward reads the stream with the mixer's output. `two_norms`: it reads the same stream as
         the mixer, and both outputs are added (GPT-NeoX). `one_norm`: the same, and the mixer's norm is its norm too
         (Phi).
@@ -60,6 +61,7 @@ class LayerConfig:
     norm: NormConfig = NormConfig()
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
     parallel: Parallel | None = None
     mixer_norm: bool = True
     residual_multiplier: float = 1.0
@@ -96,9 +98,9 @@ class Layer(nnx.Module):
         c = config
         norm = lambda: c.norm.build(width, dtype)
         setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
-        if c.norms_mixer:
+        if c.norms_mixer or c.sum_norms:
             self.attention_norm = norm()
-        if c.norms_feed:
+        if c.norms_feed or c.sum_norms:
             self.mlp_norm = norm()
         self.mlp = c.feed.build(width, dtype, rngs)
         if c.beside is not None:
@@ -134,14 +136,16 @@ class Layer(nnx.Module):
             entered = self.entered(x)
             mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
             x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed)
-            return ((x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x), delta
+            x = (x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x
+            return self.attention_norm(x) if self.config.sum_norms else x, delta
 
         def feed(x):
             read = x if self.config.parallel is None else stream
             normed = self.mlp_norm(read) if self.config.norms_feed else read
             fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed)
             fed = fed if self.config.beside is None else with_experts(self.beside, read, fed)
-            return self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
+            x = self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
+            return self.mlp_norm(x) if self.config.sum_norms else x
 
         streams = self.altup.predicted(x) if self.config.streams else None
         x = x if streams is None else streams[:, :, 0]

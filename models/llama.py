@@ -22,7 +22,7 @@ from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.attention import AttentionConfig
 from specjax.models.caches.base import Old, OldCache
-from specjax.models.few_bits import embedded, is_quantised, padded_rows, scores
+from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
@@ -45,14 +45,20 @@ class Llama(nnx.Module):
         self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, bare: bool = False
     ):
         c, size, table = config, config.hidden_size, config.embedding.layer_inputs
-        self.embed = nnx.Embed(c.vocab_size, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        table_width = c.embedding.width or size
+        linear = functools.partial(Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.embed = nnx.Embed(c.vocab_size, table_width, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        if table_width != size:
+            self.project_in = linear(table_width, size, use_bias=False)
+            self.project_out = linear(size, table_width, use_bias=False)
         if c.embedding.positions is not None:
             rows = c.embedding.positions.rows
             self.positions = nnx.Embed(rows, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
         if c.embedding.norm is not None:
             self.embed_norm = c.embedding.norm.build(size, dtype)
         self.layers = nnx.List([layer.build(size, dtype, rngs, kernel) for layer in (() if bare else c.layers)])
-        self.norm = c.norm.build(size, dtype)
+        if c.head.normed:
+            self.norm = c.norm.build(size, dtype)
         if table is not None:
             self.layer_inputs = LayerInputs(table, c.num_hidden_layers, size, c.norm, dtype, rngs)
         if c.embedding.streams:
@@ -60,7 +66,7 @@ class Llama(nnx.Module):
         if c.head.transform is not None:
             self.transform = c.head.transform.build(size, dtype, rngs)
         if not c.head.tied:
-            self.head = Linear(size, c.vocab_size, use_bias=c.head.bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
+            self.head = linear(table_width, c.vocab_size, use_bias=c.head.bias)
         elif c.head.bias:
             self.head = Bias(c.vocab_size, dtype)
 
@@ -127,11 +133,10 @@ class LlamaLM:
     old: Old | None = None
 
     def __post_init__(self):
-        whole = [
-            isinstance(layer.mixer, AttentionConfig) and layer.mixer.window is None for layer in self.config.layers
-        ]
-        if self.old is not None and not all(whole):
-            what = "has windows" if self.has_windows else "has others"
+        own = self.config.attentions
+        alike = len(own) == self.num_layers and all(one.value_dim == one.head_dim for one in own)
+        if self.old is not None and (self.has_windows or not alike):
+            what = "has windows" if self.has_windows else "has others, or values of another width than keys"
             raise ValueError(
                 f"the cache {type(self.old).__name__} is for layers that see the whole text, and this model {what}: "
                 "leave the cache out"
@@ -224,7 +229,11 @@ class LlamaLM:
         """Embeddings `[B, T, E]` of ids `[B, T]`, in float32. Ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
         scale = jnp.asarray(self.config.embedding.scale, jnp.float32 if self.layer_cast else table.dtype)
-        return embedded(table, tokens, self.vocab_size) * scale.astype(jnp.float32)
+        h = embedded(table, tokens, self.vocab_size) * scale.astype(jnp.float32)
+        if self.config.embedding.width is None:
+            return h
+        with self._precisely():
+            return dot(h, params["project_in"]["kernel"])
 
     def layers(
         self,
@@ -312,16 +321,18 @@ class LlamaLM:
 
     def norm(self, params: Any, h: Array) -> Array:
         """The final norm `[B, T, E]` of the residual stream `[B, T, R]`, and what the head has before its matrix."""
-        model, transform = self.bind(params), self.config.head.transform
+        model, head = self.bind(params), self.config.head
         with self._precisely():
-            h = model.norm(model.streams.joined(h) if self.config.embedding.streams else h)
-            return h if transform is None else model.transform(h)
+            h = model.streams.joined(h) if self.config.embedding.streams else h
+            h = model.norm(h) if head.normed else h
+            return h if head.transform is None else model.transform(h)
 
     def unembed(self, params: Any, h: Array) -> Array:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
         with jax.named_scope("head"), self._precisely():
             head, tied = self.config.head, self.config.head.tied
             table = params["embed"]["embedding"]
+            h = h if self.config.embedding.width is None else dot(h, params["project_out"]["kernel"])
             if tied and not is_quantised(table):
                 last = (((1,), (2,)), ((), ()))
                 product = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)

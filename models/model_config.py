@@ -42,6 +42,8 @@ class EmbeddingConfig:
 
     Attributes:
       vocab_size: the number of tokens.
+      width: the width of the table; None: the model's. With another width, one matrix follows the table, and one precedes
+        the head.
       scale: the factor of embeddings, rounded to their type.
       positions: learned vectors of positions, which are added to embeddings; None: there are none.
       norm: the norm of the first layer's input; None: it has none.
@@ -50,6 +52,7 @@ class EmbeddingConfig:
     """
 
     vocab_size: int
+    width: int | None = None
     scale: float = 1.0
     positions: PositionsConfig | None = None
     norm: NormConfig | None = None
@@ -66,6 +69,7 @@ class HeadConfig:
       logits_scaling: the divisor of logits (Granite's name).
       soft_cap: keeps logits within this distance of zero, by a tanh.
       bias: whether logits have a bias, which is added after the division.
+      normed: whether the final norm precedes it.
       transform: a dense layer, an activation and a norm between the final norm and the head (BERT's); None: there are
         none.
     """
@@ -74,6 +78,7 @@ class HeadConfig:
     logits_scaling: float = 1.0
     soft_cap: float | None = None
     bias: bool = False
+    normed: bool = True
     transform: TransformConfig | None = None
 
 

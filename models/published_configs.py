@@ -51,6 +51,18 @@ _MINIMAX_M2 = {
     "use_qk_norm": True, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
     "tie_word_embeddings": False, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
+_MIMO_V2 = {
+    "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "vocab_size": 152576, "num_key_value_heads": 4,
+    "head_dim": 192, "v_head_dim": 128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
+    "swa_v_head_dim": 128, "hybrid_layer_pattern": [int(i > 0 and i % 6 != 5) for i in range(48)],
+    "moe_layer_freq": [0] + [1] * 47, "sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size": 128,
+    "attention_value_scale": 0.707, "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": None, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": None, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "partial_rotary_factor": 0.334, "rope_theta": 5000000.0, "swa_rope_theta": 10000.0,
+    "max_position_embeddings": 262144, "layernorm_epsilon": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
 _ERNIE = {
     "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "num_key_value_heads": 2,
     "head_dim": 128, "use_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
@@ -258,6 +270,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),
     "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
     "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
+    "XiaomiMiMo/MiMo-V2-Flash": _sized(_MIMO_V2, 4096, 16384, 48, 64),
     "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
     "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
     "microsoft/Phi-3.5-MoE-instruct": _sized(_PHIMOE, 4096, 6400, 32, 32),
@@ -291,6 +304,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "word_embed_proj_dim": 4096,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
+    },
+    "facebook/opt-350m": _OPT
+    | {
+        "hidden_size": 1024,
+        "ffn_dim": 4096,
+        "word_embed_proj_dim": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "do_layer_norm_before": False,
     },
     "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
     "jhu-clsp/ettin-decoder-1b": _sized(_ETTIN, 1792, 3840, 28, 28),

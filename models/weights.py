@@ -42,6 +42,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = "model.embed_norm"
         case ["norm"]:
             module = "model.norm"
+        case ["project_in" | "project_out" as name]:
+            module = f"model.{name}"
         case ["transform", name]:
             module = f"transform.{name}"
         case ["head"]:

@@ -20,7 +20,7 @@ from specjax.models.formats import check_plain
 from specjax.models.llama import LlamaLM
 from specjax.models.mlp import MLPConfig
 from specjax.models.model import Model
-from specjax.models.model_config import HeadConfig, ModelConfig
+from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig
 
 Array = jax.Array
 PyTree = Any
@@ -75,6 +75,7 @@ def wider_config(config: ModelConfig, k: int) -> ModelConfig:
     times = lambda *names: lambda part: dataclasses.replace(part, **{name: k * getattr(part, name) for name in names})
     wide = config.mapped(AttentionConfig, times("num_attention_heads", "num_key_value_heads"))
     wide = dataclasses.replace(wide.mapped(MLPConfig, times("intermediate_size")), hidden_size=k * config.hidden_size)
+    wide = wide if config.embedding.width is None else wide.mapped(EmbeddingConfig, times("width"))
     return wide.mapped(HeadConfig, times("logits_scaling")) if config.head.tied else wide
 
 

@@ -43,9 +43,9 @@ def tree_attention(
     Args:
       query: `[B, T, K * G, H]`.
       key: `[B, P + T, K, H]`, the uncommitted keys, in the cache's type.
-      value: as `key`.
+      value: as `key`, or `[B, P + T, K, W]` with values of another width.
       cache_key: `[B, K, S, H]`, or None for no prefix.
-      cache_value: as `cache_key`.
+      cache_value: as `cache_key`, with the width of `value`.
       length: `[B]` int32, visible cache slots per row; finite numbers beyond it have no effect.
       visible: `[B or 1, T or 1, P + T]` bool; None for `causal`/full; or, without a cache, `Unrolled` for repeated
         passes over the same slots.
@@ -70,12 +70,13 @@ def tree_attention(
       implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache.
         `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. `mosaic_gpu` is another kernel, for
         NVIDIA's Hopper, faster from 16 nodes and 16,384 slots on. None chooses when the program is lowered: `blocked` on a CPU,
-        `pallas` where it can be used, otherwise `xla`. Without a cache it is always `xla`, for some queries at a time.
+        `pallas` where it can be used, otherwise `xla`. Values of another width than keys are for `xla` and `blocked`. Without
+        a cache it is always `xla`, for some queries at a time.
         The `*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests. All others can be
         differentiated.
 
     Returns:
-      `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
+      `[B, T, K * G, H]` in the query's type, or W in place of H. A query that sees nothing gets zeros.
 
     Raises:
       ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other;

@@ -31,7 +31,7 @@ def attend(operands: Operands, **options) -> jax.Array:
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """The same as `Found`."""
     o = operands
-    own = add(nothing(o.queries.shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.value)
+    own = add(nothing(o.result_shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.value)
     return prefix(own, operands, scale=scale, window=window, soft_cap=soft_cap)
 
 

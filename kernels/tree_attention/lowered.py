@@ -23,7 +23,9 @@ PLATFORMS = ("cpu", "tpu", "cuda")
 GONE = "this version of JAX has no Triton under Pallas"
 attend_p = Primitive("tree_attention")
 attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "structure", "mesh", "options")))
-attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.shape, jax.numpy.float32))
+attend_p.def_abstract_eval(
+    lambda query, key, value, *_, **__: jax.core.ShapedArray((*query.shape[:3], value.shape[3]), jax.numpy.float32)
+)
 
 
 def attend(implementation: str | None, operands: Operands, **options) -> Array:

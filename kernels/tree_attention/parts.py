@@ -21,9 +21,9 @@ class Operands:
     Attributes:
       queries: `[B, K, M, H]`.
       key: `[B, K, P + T, H]`, the uncommitted keys, in the cache's type.
-      value: as `key`.
+      value: as `key`, or `[B, K, P + T, W]`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
-      cache_value: as `cache_key`.
+      cache_value: as `cache_key`, with the width of `value`.
       length: `[B]` int32, visible cache slots per row.
       visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None for a block whose tokens
         a mesh splits, which is causal or full.
@@ -51,6 +51,17 @@ class Operands:
     sinks: Any = None
     cache_positions: Any = None
 
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the result, `[B, K, M, W]`."""
+        return (*self.queries.shape[:3], self.value.shape[3])
+
+    @property
+    def other_values(self) -> str | None:
+        """The reason why a kernel for values of the keys' width cannot take these, or None."""
+        width, own = self.key.shape[3], self.value.shape[3]
+        return None if width == own else f"its values are as wide as its keys, not {own} and {width}"
+
 
 class Found(NamedTuple):
     """The result of queries over a part of the keys that they see; softmaxes over several parts can be merged.
@@ -58,7 +69,7 @@ class Found(NamedTuple):
     Attributes:
       peak: `[B, K, M, 1]` float32, the highest score; MASKED where nothing was seen.
       total: `[B, K, M, 1]` float32, the sum of the weights `exp(score - peak)`.
-      sums: `[B, K, M, H]` float32, the sum of the values times their weights.
+      sums: `[B, K, M, W]` float32, the sum of the values times their weights.
     """
 
     peak: jax.Array
@@ -67,7 +78,7 @@ class Found(NamedTuple):
 
 
 def nothing(shape):
-    """The empty result of queries of this shape."""
+    """The empty result of this shape."""
     return Found(jnp.full((*shape[:-1], 1), MASKED), jnp.zeros((*shape[:-1], 1)), jnp.zeros(shape))
 
 
@@ -101,10 +112,11 @@ def of_queries(sinks, query, kv_heads):
 
 
 def ungrouped(out, query):
-    """A result `[B, K, M, H]` in the queries' order and type."""
-    batch, block, _, width = query.shape
+    """A result `[B, K, M, W]` in the queries' order and type."""
+    batch, block, heads, _ = query.shape
+    width = out.shape[3]
     out = out.reshape(batch, out.shape[1], block, -1, width).transpose(0, 2, 1, 3, 4)
-    return out.reshape(query.shape).astype(query.dtype)
+    return out.reshape(batch, block, heads, width).astype(query.dtype)
 
 
 def own_visible(block, keys, visible, query_positions, key_positions, causal, window):

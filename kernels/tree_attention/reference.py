@@ -8,21 +8,22 @@ def reference(
     unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
     sinks=None, cache_positions=None,
 ):  # fmt: skip
-    """Takes the arguments of `tree_attention`, and returns `[B, T, K * G, H]` in float64."""
+    """Takes the arguments of `tree_attention`, and returns `[B, T, K * G, H]` in float64; H is that of values."""
     exact = lambda x: np.asarray(x).astype(np.float64)
     query, key, value = exact(query), exact(key), exact(value)
-    empty = np.zeros((query.shape[0], key.shape[2], 0, query.shape[3]))
-    cache_key, cache_value = (empty if x is None else exact(x) for x in (cache_key, cache_value))
+    empty = lambda own: np.zeros((query.shape[0], key.shape[2], 0, own.shape[3]))
+    cache_key = empty(key) if cache_key is None else exact(cache_key)
+    cache_value = empty(value) if cache_value is None else exact(cache_value)
     if key_scale is not None:
         cache_key, cache_value = cache_key * exact(key_scale)[..., None], cache_value * exact(value_scale)[..., None]
     given = visible, unseen, cache_positions
     visible, unseen, cache_positions = (None if x is None else np.asarray(x) for x in given)
-    batch, block, heads, width = query.shape
+    batch, block, heads, _ = query.shape
     kv_heads, past = key.shape[2], key.shape[1] - block
     length = np.asarray(length)
     at = np.zeros((batch, block), int) if query_positions is None else np.asarray(query_positions)
     own_at = np.zeros((batch, past + block), int) if key_positions is None else np.asarray(key_positions)
-    out = np.zeros((batch, block, heads, width))
+    out = np.zeros((batch, block, heads, value.shape[3]))
     for b, t, n in np.ndindex(batch, block, heads):
         k = n // (heads // kv_heads)
         near = lambda position, b=b, t=t: window is None or at[b, t] - position < window

@@ -89,7 +89,7 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
         return blocked.prefix(found, part, scale=scale, window=window, soft_cap=soft_cap)
 
     held = operands.key, operands.value, operands.key_positions
-    found = ring.around(axis, held, own, nothing(queries.shape))
+    found = ring.around(axis, held, own, nothing(operands.result_shape))
     cache = tuple(getattr(operands, name) for name in CACHE)
     # a prompt's first block finds an empty cache; all devices must agree on that, also for rows on other devices
     used = jax.lax.pmax(jnp.max(operands.length), everyone) > 0

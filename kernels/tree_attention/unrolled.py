@@ -48,7 +48,7 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
     Args:
       query: `[B, T, K * G, H]`.
       key: see above.
-      value: as `key`.
+      value: as `key`, or of another width.
       visible: see `Unrolled`.
       positions: `[B, T]` of the slots, read only under a `window`.
       scale: see `api.tree_attention`.
@@ -77,7 +77,7 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
         weights = jnp.where(laid > MASKED / 2, jnp.exp(laid - peak), 0.0)
         own = weights[..., width:].reshape(*one[:-1], passes).astype(near_value.dtype)
         sums = jnp.einsum("bktgs,btskh->bktgh", own, near_value, preferred_element_type=jnp.float32)
-        sums = mix(weights[..., :width], value) + sums.reshape(q.shape)
+        sums = mix(weights[..., :width], value) + sums.reshape(*q.shape[:3], -1)
         found = Found(peak, weights.sum(axis=-1, keepdims=True), sums)
         return ungrouped(finished(found, None if sinks is None else of_queries(sinks, query, heads)), query)
 

@@ -66,6 +66,10 @@ class FeatureDrafter(TreeDrafter, Trained):
     def features(self, output: Output) -> Array:
         """`[B, T, ...]`, what the head reads of the target's output."""
 
+    def continued(self, draft: FeatureDraft, features: Array) -> Array:
+        """What the head reads of features `[B, T, ...]` that follow those of a state."""
+        return features
+
     @property
     @abc.abstractmethod
     def feature_wants(self) -> Wants:
@@ -104,7 +108,7 @@ class FeatureDrafter(TreeDrafter, Trained):
 
     def prefill(self, params, draft, chunk, output):
         block = dataclasses.replace(chunk.block, tokens=chunk.following)
-        h, delta = self.read(params, self.features(output), block, draft.cache)
+        h, delta = self.read(params, self.continued(draft, self.features(output)), block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
         feature = feature.astype(draft.feature.dtype)
@@ -114,6 +118,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         path = jnp.maximum(verdict.path, 0)
         features = self.features(output)
         features = jnp.take_along_axis(features, path.reshape(path.shape + (1,) * (features.ndim - 2)), axis=1)
+        features = self.continued(draft, features)
         positions = draft.length[:, None] + jnp.arange(path.shape[1])[None]
         h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
         # As in the step, the write is made to come after the read, so that the cache is updated in place.

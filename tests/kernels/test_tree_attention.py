@@ -34,10 +34,18 @@ def check(operands, options, way, **settings):
     return got
 
 
+def narrower(operands, width=H - 6):
+    """The operands with values of another width than keys."""
+    query, key, value, cache_key, cache_value, length = operands
+    return query, key, value[..., :width], cache_key, cache_value[..., :width], length
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_ragged_rows_and_a_query_that_sees_nothing(way):
-    """Rows without a prefix, with a part of their last block, and full, where blocks do not divide the capacity."""
+    """Rows without a prefix, with a part of their last block, and full, where blocks do not divide the capacity. Values are
+    narrower than keys where that is served."""
     operands, options = world(300, (0, 129, 300), group=4)
+    operands = narrower(operands) if way in ("xla", "blocked") else operands
     options["visible"] = options["visible"].at[0, 2].set(False)
     got = check(operands, options, way)
     assert (got[0, 2] == 0).all()
@@ -385,6 +393,27 @@ def test_a_split_block_has_no_mask():
         plain(*operands, **options, split=True)
     with pytest.raises(ValueError, match="only attention with a window can read"):
         plain(*operands, **options, cache_positions=ring(40, (0, 3, 40)))
+
+
+@pytest.mark.slow
+def test_narrower_values_on_a_mesh_and_in_a_gradient():
+    """Split slots, a split block, and a derivative, which is that of the same values before they were cut."""
+    operands, options = world(160, (0, 61, 160), block=8)
+    options.pop("visible")
+    want = plain(*operands, **options)[..., : H - 6]
+    for split in (False, True):
+        got = on("context=4,model=2", *narrower(operands), **options, split=split)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    loss = lambda cut: lambda query: jnp.sin(plain(query, *cut(operands)[1:], **options)[..., : H - 6]).sum()
+    got, want = (jax.grad(loss(cut))(operands[0]) for cut in (narrower, lambda operands: operands))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["pallas_tpu_interpreted", "pallas_gpu_interpreted"])
+def test_kernels_refuse_narrower_values(way):
+    operands, options = world(40, (0, 3, 40))
+    with pytest.raises(ValueError, match="its values are as wide as its keys, not 10 and 16; choose .*'xla' or None"):
+        plain(*narrower(operands), **options, implementation=way)
 
 
 def test_it_can_be_mapped_over_another_axis():

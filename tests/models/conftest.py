@@ -82,7 +82,7 @@ def references(tmp_path_factory):
     return get
 
 
-@pytest.fixture(scope="session", params=but_slow(FAMILIES, "starcoder2", "stablelm", "opt", "nemotron"))
+@pytest.fixture(scope="session", params=but_slow(FAMILIES, "starcoder2", "stablelm", "opt", "opt_350m", "nemotron"))
 def reference(request, references) -> Reference:
     """Every family in turn."""
     return references(request.param)

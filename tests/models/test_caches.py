@@ -247,9 +247,11 @@ def test_who_may_have_one():
     with pytest.raises(ValueError, match="EMS is for plain caches of models .* not in int8"):
         Engine(models.load(engine.model, cache_dtype="int8"), Plain(cache="ems"))
     windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
+    narrow = TARGET.config.every(models.AttentionConfig, v_head_dim=4)
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (
         (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
+        (lambda: dataclasses.replace(forgetful, config=narrow), "values of another width than keys"),
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
         (
             lambda: GEAR(bits=2).init(changed(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),

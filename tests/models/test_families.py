@@ -14,6 +14,7 @@ from support.family_fields import FAMILIES, SIZES
 
 import specjax
 from specjax import models
+from specjax.draft import Clover2, Kangaroo
 from specjax.draft.head import draft_logits, head_kernel
 from specjax.draft.heads.folder import fingerprint, sample
 from specjax.draft.trim import trimmed_model
@@ -131,6 +132,15 @@ def test_a_layer_norm_is_known_by_its_weights(references):
     norm = model.params["norm"]
     other = dataclasses.replace(model, params=model.params | {"norm": norm | {"scale": 1 + norm["scale"]}})
     assert fingerprint(model) != fingerprint(other) and sample(model) != sample(other)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("opt", "kangaroo", "clover2")
+@pytest.mark.parametrize("head", (Kangaroo(exit_layer=1), Clover2()))
+def test_heads_of_a_target_without_a_final_norm_start_from_its_last_one(references, head):
+    model = models.load(references("opt_350m").folder, dtype="float32")
+    made = head.bind(model.lm).init_params(jax.random.key(0), model.params)
+    assert "norm" not in model.params and same(made["norm"], model.params["layers"][1]["mlp_norm"])
 
 
 @pytest.mark.parametrize("name", ("gpt_neox", "gpt2", "opt"))

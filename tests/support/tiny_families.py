@@ -226,6 +226,28 @@ LLAMA4 = {
     "intermediate_size_mlp": 56,
     "rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 1.0},  # no frequency is between, as in Scout
 }
+MIMO_V2 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "v_head_dim": 12,
+    "num_hidden_layers": 3,
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "sliding_window": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "attention_value_scale": 0.6,
+    "attention_bias": True,
+    "attn_implementation": "eager",  # the others leave sinks out
+    "rope_parameters": {
+        FULL: {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.334},
+    },
+}
 SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
 QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -315,6 +337,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4Moe", GLM),
     "dots1": ("Dots1", DOTS1),
     "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
+    "mimo_v2_flash": ("MiMoV2Flash", MIMO_V2),
     "ernie4_5": ("Ernie4_5", {"num_key_value_heads": 2, "head_dim": 24, "use_bias": True, "pad_token_id": None}),
     "ernie4_5_moe": ("Ernie4_5_Moe", ERNIE_MOE),
     "olmoe": ("Olmoe", OLMOE),
@@ -453,6 +476,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "qk_layernorm": True, "use_parallel_residual": True, "tie_word_embeddings": True},
     ),
     "opt": ("OPT", {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0}),
+    "opt_350m": (
+        "OPT",
+        {"ffn_dim": 96, "init_std": 0.15, "pad_token_id": 0, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
+    ),
     "nemotron": ("Nemotron", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),
     "modernbert-decoder": (
         "ModernBertDecoder",
@@ -480,12 +507,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4", "smollm3", "exaone4",
+    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 
 _ODD: dict[str, tuple[Any, ...]] = {
     "head_dim": (12, 20, 28),
+    "v_head_dim": (6, 16, 36),
+    "attention_value_scale": (0.3, 1.0),
     "num_key_value_heads": (1, 2, 4),
     "rms_norm_eps": (1e-6, 1e-2),
     "sliding_window": (3, 5),
@@ -510,6 +539,7 @@ OLDER = (
     "stablelm",
     "stablelm_parallel",
     "opt",
+    "opt_350m",
     "nemotron",
     "modernbert-decoder",
 )
@@ -520,13 +550,14 @@ _ODD_OLDER: dict[str, tuple[Any, ...]] = {
     "num_attention_heads": (4, 8),
     "rope_parameters": (_TURNED | {"partial_rotary_factor": 0.5}, _TURNED | {"rope_type": "linear", "factor": 2.0}),
     "local_attention": (8, 11, 40),
+    "word_embed_proj_dim": (24, 64, 80),
     "classifier_activation": ("gelu", "relu"),
     **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (1e-5, 1e-3, 0.1)),
     **dict.fromkeys(("hidden_act", "activation_function", "hidden_activation"), _ACTS),
     **dict.fromkeys(
         (
             "use_parallel_residual", "qk_layernorm", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_qkv_bias",
-            "enable_bias", "norm_bias", "decoder_bias", "classifier_bias",
+            "enable_bias", "norm_bias", "decoder_bias", "classifier_bias", "do_layer_norm_before", "_remove_final_layer_norm",
         ),
         (False, True),
     ),

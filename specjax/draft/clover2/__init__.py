@@ -76,12 +76,12 @@ class Clover2(FeatureDrafter):
         return dataclasses.replace(self, target=target)
 
     def init_params(self, key, target_params):
-        """Decoder layers start as the target's last one, norms as its final one."""
+        """Decoder layers start as the target's last one, norms as its final one or, without one, as that layer's last."""
         params = self.head.init(key)
         target_params = merged(target_params, self.target.config, self.target.kv_copies)
         last = target_params["layers"][self.target.num_layers - 1]
         last = jax.tree.map(plain, last, is_leaf=is_quantised)
-        norm = target_params["norm"]
+        norm = target_params.get("norm", last.get("mlp_norm"))
         params |= {"layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}
         if self.published:
             params["embed"] = {"embedding": head_kernel(self.target, target_params).T}

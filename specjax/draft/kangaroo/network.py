@@ -39,9 +39,11 @@ def abstract(config: ModelConfig) -> Any:
 
 
 def init(config: ModelConfig, target_params: Any, layer: int) -> Any:
-    """Params to start training from: the target's own attention of `layer`, under its final norm."""
+    """Params to start training from: the target's own attention of `layer`, under its final norm or, without one, the
+    layer's last."""
     own = target_params["layers"][layer]
-    params = {"attention_norm": own["attention_norm"], "attention": own["attention"], "norm": target_params["norm"]}
+    norm = target_params.get("norm", own.get("mlp_norm"))
+    params = {"attention_norm": own["attention_norm"], "attention": own["attention"], "norm": norm}
     return jax.tree.map(lambda x: plain(x).copy(), params, is_leaf=is_quantised)
 
 

@@ -18,3 +18,9 @@ class TrainMTP(TrainEagle):
     feature_weight: float = 0.0
     distribution_weight: float = 1.0
     noise: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        own = self.drafter.config
+        if own is not None and own.num_hidden_layers > 1:
+            raise ValueError("one MTP module is trained for every depth, not several: leave config out")

@@ -1,4 +1,5 @@
-"""MTP modules inside a target's folder (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo), and those that speculators stores apart."""
+"""MTP modules inside a target's folder (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo, MiMo-V2), and those that speculators stores
+apart."""
 
 import dataclasses
 import re
@@ -37,6 +38,9 @@ class _Names:
       norm: before the head.
       hidden_first: whether `fc` reads the feature before the embedding.
       final_norm: whether features are read after the target's final norm.
+      several: whether there may be several modules, with the layers of the target that have a window, but without experts;
+        `{}` in `at` and `layer` is their number.
+      mlp_norm: of the layer, before its MLP.
     """
 
     name: str
@@ -48,6 +52,12 @@ class _Names:
     norm: str
     hidden_first: bool = False
     final_norm: bool = True
+    several: bool = False
+    mlp_norm: str = "post_attention_layernorm"
+
+    def of(self, i: int) -> "_Names":
+        """The names of module i."""
+        return dataclasses.replace(self, at=self.at.format(i), layer=self.layer.format(i))
 
 
 def _layouts(layers: int) -> tuple[_Names, ...]:
@@ -57,7 +67,11 @@ def _layouts(layers: int) -> tuple[_Names, ...]:
         _Names("qwen3-next", "mtp", "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
         _Names("mimo", "model.mtp_layers.0", "model.mtp_layers.0", *fast, hidden_first=True, final_norm=False),
         _Names("speculators", "mtp_layers.0", "mtp_layers.0", *fast),
-    )
+        _Names(
+            "mimo-v2", "model.mtp.layers.{}", "model.mtp.layers.{}", "enorm", "hnorm", "eh_proj", "final_layernorm",
+            several=True, mlp_norm="pre_mlp_layernorm",
+        ),
+    )  # fmt: skip
 
 
 def _own_tensors(target: Any) -> Callable[[str], bool]:
@@ -70,20 +84,22 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     """Fields and parameters of an MTP module; its layer has the sizes and names of its target's layers, with experts or not.
 
     Raises:
-      ModelError: if there is none, or there are several.
+      ModelError: if there is none, or there are several in a layout of one.
     """
     layers = target.lm.num_layers
-    known = _layouts(layers)
+    known = [x.of(0) for x in _layouts(layers)]
     found = next((x for x in known if f"{x.at}.{x.fc}.weight" in reader.tensors), None)
     if found is None:
         names = ", ".join(f"{x.at}.{x.fc}.weight" for x in known)
         raise ModelError(
             f"{reader.folder} has no MTP layer: looked for {names}; give a head's folder with model=FOLDER"
         )
+    reader.format = found.name
+    if found.several:
+        return _several(reader, next(x for x in _layouts(layers) if x.name == found.name), target)
     more = [n for n in reader.tensors if re.match(r"^(model\.)?mtp(_layers|\.layers)\.[1-9]", n)]
     if more or any(weights.extra_layer(name, layers + 1) for name in reader.tensors):
         raise ModelError(f"{reader.folder} has several MTP layers, each for another token; only one is supported")
-    reader.format = found.name
     of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
     experts = next((layer.feed for layer in of_target.layers if isinstance(layer.feed, ExpertsConfig)), None)
     if sparse and experts is None:
@@ -96,13 +112,30 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
 
 
+def _several(reader: Reader, names: _Names, target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of MiMo-V2's modules."""
+    of_target, count = target.lm.config, 0
+    while f"{names.of(count).at}.{names.fc}.weight" in reader.tensors:
+        count += 1
+    near = next((layer for layer in of_target.layers if getattr(layer.mixer, "window", None) is not None), None)
+    if near is None:
+        raise ModelError(
+            f"{reader.folder}: its MTP layers are layers with a window, and {target.name!r} has none of that kind"
+        )
+    layer = dataclasses.replace(near, feed=of_target.dense)
+    own = dataclasses.replace(layers_config(target.lm, "mtp", count), layers=(layer,) * count)
+    own = own.every(NormConfig, kind=of_target.norm.kind)
+    made = [_params(reader, names.of(i), own, target) for i in range(count)]
+    return {"config": own}, made[0] if count == 1 else {"modules": dict(enumerate(made))}
+
+
 def _params(reader: Reader, names: _Names, own: ModelConfig, target: Any) -> dict[str, Any]:
     size = own.hidden_size
     scale = lambda name: reader.scale(f"{names.at}.{name}", size)
     fc = reader.linear(f"{names.at}.{names.fc}", 2 * size, size)
     if names.hidden_first:
         fc = {"kernel": np.concatenate([fc["kernel"][size:], fc["kernel"][:size]])}
-    layer = _layer(reader, names.layer, own, target)
+    layer = _layer(reader, names, own, target)
     reader.check_copy(f"{names.at}.embed_tokens.weight", target)
     return {
         "embed_norm": scale(names.embed_norm),
@@ -114,7 +147,7 @@ def _params(reader: Reader, names: _Names, own: ModelConfig, target: Any) -> dic
     }
 
 
-def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
+def _layer(reader: Reader, names: _Names, own: ModelConfig, target: Any) -> Any:
     """The decoder layer, whose tensors have the names of its target's."""
     make = lambda: own.layers[0].build(own.hidden_size, jnp.float32, nnx.Rngs(0))
     abstract = {"layers": {0: nnx.to_pure_dict(nnx.split(nnx.eval_shape(make))[1])}}
@@ -122,7 +155,8 @@ def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
     family = hf_config.family_of(hf_config.to_hf(target.lm.config))
     found: list[list[np.ndarray]] = [[] for _ in leaves]
     for name, parts in weights.stored_parts(leaves, family.names_of(own), family.layout).items():
-        whole = reader.take(at + name.removeprefix("model.layers.0"), weights.shape_of(parts))
+        name = name.replace("post_attention_layernorm", names.mlp_norm)
+        whole = reader.take(names.layer + name.removeprefix("model.layers.0"), weights.shape_of(parts))
         for part, rows in zip(parts, weights.cut_array(whole, parts), strict=True):
             array = part.ours(rows)
             found[part.leaf].append(array.T if part.transposed else array)

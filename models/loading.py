@@ -80,9 +80,9 @@ def load(
     """Loads a model.
 
     It may be a folder from Hugging Face or `save`, a GGUF file, the URL of one of these (`gs://...`, read by fsspec), a Hugging
-    Face hub id, or a name. A name is that of a
-    shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`). It may also be a folder with an Orbax
-    checkpoint of MaxText or of the library `gemma`, with a `config.json` in it or with `config`.
+    Face hub id, or a name. A folder may hold an Orbax checkpoint of MaxText or of the library `gemma`, with a `config.json`
+    beside it or with `config`. A name is that of a shipped model or of one in a package
+    (`specjax.models.gguf.finding.PACKAGES`).
 
     Args:
       model: the model; None is the shipped target. A folder or a GGUF file takes precedence over a name, and a name

@@ -19,7 +19,7 @@ from specjax.programs import caches
 
 _READ_IN_PLACE = ("gs://", "s3://")  # which both etils and Orbax read
 _OF_CHECKPOINTS = {str(PurePosixPath(inside, name)) for inside in (*ITEMS, "params") for name in FILES}
-_PACKAGES = {"gs": " gcsfs", "gcs": " gcsfs", "s3": " s3fs"}
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
 _VERSIONS = ("md5Hash", "md5", "etag", "ETag", "generation", "LastModified", "mtime", "updated", "created")
 _NOTE = ".fetched.json"
 
@@ -32,14 +32,16 @@ def is_url(asked: Any) -> bool:
 def fetched(url: str, patterns: Iterable[str]) -> Path:
     """The local copy of a folder's files that match one of the patterns; those in subfolders are left out.
 
-    A file is fetched again if its size or its version in the file system has changed.
+    A file is fetched again if its size or its version in the file system has changed, and deleted here if it is gone there.
 
     Raises:
       ModelError: if fsspec or the package for such URLs is not installed, or if there is nothing at the URL or it cannot
         be read.
     """
     fits = lambda name: "/" not in name and any(fnmatch.fnmatch(name, one) for one in patterns)
-    return _fetched(url, {name: said for name, said in _listed(url).items() if fits(name)})
+    there = _listed(url)
+    _forget(url, there)
+    return _fetched(url, {name: said for name, said in there.items() if fits(name)})
 
 
 def checkpoint(url: str) -> Path | None:
@@ -57,13 +59,14 @@ def checkpoint(url: str) -> Path | None:
         from etils import epath
 
         return epath.Path(url)  # pyrefly: ignore[bad-return]
+    _forget(url, there)
     return _fetched(url, there)
 
 
 def file(url: str) -> Path:
     """The local copy of a file; see `fetched`."""
     parent, _, name = url.rpartition("/")
-    with _reading(url):
+    with reading(url):
         files, path = opened(url)
         said = files.info(path)
         if said["type"] != "file":
@@ -83,9 +86,8 @@ def opened(url: str) -> tuple[Any, str]:
 
         return fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise ModelError(
-            f"URLs of {scheme}:// need packages that are not installed: pip install fsspec{_PACKAGES.get(scheme, '')}"
-        ) from error
+        known = f"pip install fsspec {_PACKAGES[scheme]}" if scheme in _PACKAGES else str(error)
+        raise ModelError(f"URLs of {scheme}:// need packages that are not installed: {known}") from error
     except ValueError as error:
         raise ModelError(f"{url}: fsspec knows no file system {scheme}:// ({error})") from error
 
@@ -100,7 +102,7 @@ def home(url: str) -> Path:
 
 def _listed(url: str) -> dict[str, dict[str, Any]]:
     """What the file system says of the files in a folder, by their names in it."""
-    with _reading(url):
+    with reading(url):
         files, path = opened(url)
         root = path.rstrip("/") + "/"
         found = {name.removeprefix(root): said | {"name": name} for name, said in files.find(path, detail=True).items()}
@@ -110,7 +112,7 @@ def _listed(url: str) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _reading(url: str) -> Iterator[None]:
+def reading(url: str) -> Iterator[None]:
     """Turns failures of a file system into a one-line error."""
     try:
         yield
@@ -123,14 +125,25 @@ def _reading(url: str) -> Iterator[None]:
         raise ModelError(f"{url} cannot be read ({reason[:200]}); check address, network and rights") from error
 
 
+def _noted(own: Path) -> dict[str, Any]:
+    """The versions of the fetched files in a local copy, by name."""
+    try:
+        return json.loads((own / _NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _forget(url: str, there: Iterable[str]) -> None:
+    """Deletes the fetched files that are no longer in the folder. A stale index would name shards of another model."""
+    own = home(url)
+    for name in _noted(own).keys() - set(there):
+        (own / name).unlink(missing_ok=True)
+
+
 def _fetched(url: str, wanted: dict[str, dict[str, Any]]) -> Path:
     """The local copy of a folder, in which these files are up to date."""
     own = home(url)
-    note = own / _NOTE
-    try:
-        noted = json.loads(note.read_text())
-    except (OSError, ValueError):
-        noted = {}
+    note, noted = own / _NOTE, _noted(own)
     for name, said in sorted(wanted.items()):
         version = [said["size"], *(str(said[key]) for key in _VERSIONS if said.get(key) is not None)]
         copy = own / name
@@ -138,7 +151,7 @@ def _fetched(url: str, wanted: dict[str, dict[str, Any]]) -> Path:
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         noted[name] = version
-        with _reading(url), tempfile.TemporaryDirectory(dir=own) as scratch:  # no part of a file is ever in its place
+        with reading(url), tempfile.TemporaryDirectory(dir=own) as scratch:  # no part of a file is ever in its place
             opened(url)[0].get_file(said["name"], f"{scratch}/part")
             os.replace(f"{scratch}/part", copy)
             Path(scratch, "note").write_text(json.dumps(noted))

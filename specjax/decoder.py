@@ -230,7 +230,7 @@ def on_host(*arrays: Any) -> bool:
 def check_params(decoder: Decoder, params: PyTree) -> None:
     """Raises ValueError if `params` lack an entry that the decoder `needs`, which would fail somewhere inside a trace."""
     given = params if isinstance(params, Mapping) else {}
-    missing = [name for name in decoder.needs if given.get(name) is None]
+    missing = [name for name in decoder.needs if not jax.tree.leaves(given.get(name))]
     if missing:
         entries = ", ".join(f'"{name}": ...' for name in decoder.needs)
         raise ValueError(

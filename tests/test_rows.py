@@ -250,7 +250,7 @@ def test_parameters_that_are_missing_are_named(name):
     decoder, whole, prompts = KINDS[name], weights(name), prompts_of((4, 5), (10, 10), 5)
     assert {*decoder.needs} <= {*whole} and "target" in decoder.needs
     for entry in decoder.needs:
-        for given in (whole[entry], {**whole, entry: None}):
+        for given in (whole[entry], {**whole, entry: None}, {**whole, entry: {}}):
             with pytest.raises(ValueError, match=f'takes params .*"{entry}": .* it got none for .*{entry}'):
                 decoder.init(given, prompts, capacity=64)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specjax.models.errors import ModelError
-from specjax.models.jax_folders.part import Named, Part, Shapes, layer_of
+from specjax.models.jax_folders.part import Named, Part, Shapes, check_layers, layer_of
 from specjax.models.model_config import ModelConfig
 
 NAME = "the library gemma"
@@ -48,6 +48,9 @@ def parts(shapes: Shapes, wanted: Named, config: ModelConfig) -> dict[str, Part]
     if config.family not in FAMILIES:
         raise ModelError(f"this checkpoint is of {', '.join(FAMILIES)}, and its config.json of {config.family!r}")
     kinds = 1 + max((int(match[1]) for name in shapes if (match := _STACKED.fullmatch(name))), default=-1)
+    if kinds:
+        of_kind = {match[1]: shape[0] for name, shape in shapes.items() if (match := _STACKED.fullmatch(name))}
+        check_layers(sum(of_kind.values()), config.num_hidden_layers)
     found = {}
     for name, shape in wanted.items():
         layer, own = layer_of(name)

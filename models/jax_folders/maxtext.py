@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from specjax.models.errors import ModelError
-from specjax.models.jax_folders.part import Named, Part, Shapes, layer_of
+from specjax.models.jax_folders.part import Named, Part, Shapes, check_layers, layer_of
 from specjax.models.model_config import ModelConfig
 
 NAME = "MaxText"
@@ -78,6 +78,8 @@ def parts(shapes: Shapes, wanted: Named, config: ModelConfig) -> dict[str, Part]
     axis = _axis(shapes)
     spots = _spots(shapes, axis)
     scanned = any(name.startswith("decoder/layers/") for name in shapes)
+    if scanned:
+        check_layers(1 + max(layer for layer, _ in spots), config.num_hidden_layers)
     found = {}
     for name, shape in wanted.items():
         layer, own = layer_of(name)

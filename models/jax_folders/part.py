@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from specjax.models.errors import ModelError
+
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a checkpoint's arrays, by their names; parts of a name are joined by `/`."""
 
@@ -36,3 +38,9 @@ def layer_of(name: str) -> tuple[int, str]:
     first, _, rest = name.partition(".")
     number, _, own = rest.partition(".")
     return (int(number), own) if first == "layers" else (-1, name)
+
+
+def check_layers(there: int, config: int) -> None:
+    """Raises ModelError if a checkpoint has another number of layers than its config.json says."""
+    if there != config:
+        raise ModelError(f"the checkpoint has {there} layers, and config.json says {config}")

@@ -7,12 +7,12 @@ counted. Parts of the tree, from 1 drafted node to all, are made of the most acc
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from specjax.assembly.line import lines, read_line, spelt
-from specjax.assembly.registry import DRAFTERS
+from specjax.assembly.registry import DRAFTERS, EXPANDERS
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.prompts import prompts_of, read_input
@@ -55,7 +55,7 @@ class Row:
 def command(options: BenchOptions) -> int:
     """Runs the suite; returns the exit status."""
     with bad_input():
-        (asked,) = one_drafter(options)
+        asked = one_drafter(options)
         texts = read_input(options)
         engines, skipped = engines_of(options)
         plain, drafting = engines["none"], engines[asked]
@@ -68,7 +68,9 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     model = plain.model
-    counting = Engine(model, decode=Speculate((counted, drafting.params["draft"])))
+    made = Speculate((counted, drafting.params["draft"]))
+    how = dataclasses.replace(cast(Speculate, drafting.decode), drafter=made.drafter)
+    counting = Engine(model, decode=how, mesh=plain.mesh)
     accepted = tally(counting, requests[::2], options.batch_size)
     steps = int(accepted[0])
     parts = {
@@ -76,7 +78,7 @@ def command(options: BenchOptions) -> int:
         for size in dict.fromkeys((*(size for size in SIZES if size < counted.nodes - 1), counted.nodes - 1))
         for part in [most_accepted(topology, accepted.tolist(), size + 1)]
     }
-    timed = {"none": plain} | {line: Engine(model, drafter=line) for line in parts}
+    timed = {"none": plain} | {line: Engine(model, drafter=line, mesh=plain.mesh) for line in parts}
     contestants: dict[str, Contestant] = {
         name: Ours(engine, requests[1::2], options.batch_size, engine.capacity(requests[1::2]), options.ignore_eos)
         for name, engine in timed.items()
@@ -99,7 +101,7 @@ def command(options: BenchOptions) -> int:
     return 0
 
 
-def one_drafter(options: BenchOptions) -> list[str]:
+def one_drafter(options: BenchOptions) -> str:
     """The line of the drafter whose tree is measured.
 
     Raises:
@@ -112,7 +114,7 @@ def one_drafter(options: BenchOptions) -> list[str]:
     if entry is None or not (entry.expander or "tree" in entry.fields):
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.expander or "tree" in entry.fields)
         raise ValueError(f"--drafter {asked[0]}: the suite tree is for drafters with a tree of one shape: {able}")
-    return asked
+    return asked[0]
 
 
 def with_tree(line: str, topology: Topology) -> str:
@@ -120,12 +122,16 @@ def with_tree(line: str, topology: Topology) -> str:
 
     >>> with_tree("stand:k=4,tree=2 | 1", Topology.from_counts("1 | 1"))
     'stand:k=4,tree=1 | 1'
-    >>> with_tree("medusa:preset=paper", Topology.from_counts("2"))
-    'medusa:expander=static,tree=2'
+    >>> with_tree("medusa:verifier=(typical:epsilon=0.3),preset=paper", Topology.from_counts("2"))
+    'medusa:verifier="typical:epsilon=0.3",expander=static,tree=2'
     """
     asked = read_line(line)
     entry = DRAFTERS[asked.name]
-    own = {name: value for name, value in asked.fields.items() if name in entry.fields and name != "tree"}
+    given = {**(entry.published if asked.fields.get("preset") == "paper" else {}), **asked.fields}
+    of_tree = {"preset", "tree", "expander"}
+    if entry.expander:
+        of_tree |= EXPANDERS[given.get("expander", read_line(entry.expander).name)].fields.keys() - {"coupled"}
+    own = {name: value for name, value in given.items() if name not in of_tree}
     fields = own | ({"expander": "static"} if entry.expander else {}) | {"tree": topology.counts}
     return f"{asked.name}:" + ",".join(f"{name}={spelt(value)}" for name, value in fields.items())
 

@@ -93,6 +93,10 @@ class Counted(Drafter):
         return self.drafter.rungs
 
     @property
+    def weighs_rungs(self):
+        return self.drafter.weighs_rungs
+
+    @property
     def plain_tree(self):
         return self.drafter.plain_tree
 

@@ -35,7 +35,9 @@ def check(output: str) -> None:
     files, path = remote.opened(output)
     lines = Path(journal(output))
     lines.parent.mkdir(parents=True, exist_ok=True)
-    if not lines.exists() and files.exists(path):
+    with remote.reading(output):
+        exists = not lines.exists() and files.exists(path)
+    if exists:
         raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
 
 

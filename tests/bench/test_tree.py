@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from specjax import cli, models
-from specjax.assembly.registry import DRAFTERS, parse
 from specjax.bench.tree import tally, with_tree
 from specjax.decode import Speculate
+from specjax.decode.lines import decode_of
 from specjax.draft import TokenRecycling
 from specjax.draft.counted import Counted
 from specjax.expand.search import most_accepted
@@ -45,11 +45,18 @@ def test_the_most_accepted_nodes_make_a_tree():
         most_accepted(Topology.from_choices(((1,),)), [1, 1], 2)
 
 
-@pytest.mark.parametrize("line", ("token_recycling:k=4,tree=2", "medusa:preset=paper", "draft:expander=top_k,k=4"))
-def test_a_line_gets_another_tree(line):
-    made = parse("drafter", DRAFTERS, with_tree(line, Topology.from_counts("3 | 1")))
-    tree = getattr(made, "tree", None) or made.fields["expander"].topology.counts
-    assert tree == "3 | 1" and getattr(made, "k", 4) == 4
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("token_recycling:k=4,tree=2", "token_recycling:k=4,tree=3 | 1"),
+        ("medusa:preset=paper,verifier=typical", "medusa:verifier=typical,expander=static,tree=3 | 1"),
+        ("draft:expander=top_k,k=4,depth=2,model=tiny-draft", "draft:model=tiny-draft,expander=static,tree=3 | 1"),
+        ("draft:expander=static,coupled=false,tree=1", "draft:coupled=false,expander=static,tree=3 | 1"),
+    ],
+)
+def test_a_line_gets_another_tree_and_keeps_the_rest(line, made):
+    assert with_tree(line, Topology.from_counts("3 | 1")) == made
+    assert decode_of(None, made)
 
 
 @pytest.mark.slow

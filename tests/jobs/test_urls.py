@@ -37,6 +37,15 @@ def test_prompts_are_read(bucket, name):
         urls.read("memory://job/none.jsonl", jsonl)
 
 
+def test_a_file_system_that_fails_is_one_line(bucket, monkeypatch):
+    def refuses(self, path, **more):
+        raise PermissionError("no credentials")
+
+    monkeypatch.setattr(MemoryFileSystem, "exists", refuses)
+    with pytest.raises(ValueError, match=r"memory://job/out.jsonl cannot be read \(no credentials\)"):
+        files.check_output("memory://job/out.jsonl", None)
+
+
 def test_outputs_are_checked(bucket):
     with pytest.raises(ValueError, match="the output file 'memory://job/in.jsonl' exists: move it away"):
         files.check_output("memory://job/in.jsonl", None)

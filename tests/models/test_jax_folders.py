@@ -112,6 +112,10 @@ def test_bad_folders(llama, tmp_path):
         models.load(folder, config=config(architectures=["Olmo2ForCausalLM"], model_type="olmo2"))
     with say(r"decoder/layers/mlp/wi_0/kernel has shape \[64, 2, 96\], config.json says \[64, 2, 90\]"):
         models.load(folder, config=config(intermediate_size=90))
+    with say("the checkpoint has 2 layers, and config.json says 3"):
+        models.load(folder, config=config(num_hidden_layers=3, layer_types=None))
+    with say("the checkpoint has 2 layers, and config.json says 1"):
+        models.load(folder, config=config(num_hidden_layers=1, layer_types=None))
     jax_libraries.write(tmp_path / "else", {"net": {"w": np.ones(3, np.float32)}})
     with say(r"names of neither MaxText nor the library gemma \(net/w\)"):
         models.load(tmp_path / "else", config=reference.folder)
@@ -154,6 +158,18 @@ def test_logits_of_the_library_gemma(references, tmp_path, name, form, transpose
     jax_libraries.write(tmp_path / "gemma", jax_libraries.gemma(reference.folder, form, transposed))
     found = logits(check(reference, tmp_path / "gemma"))
     np.testing.assert_allclose(found, reference.logits(IDS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("models", "maxtext")
+def test_stacked_layers_of_gemma_are_counted(references, tmp_path):
+    reference = references("gemma2", **DRAWN["gemma2"])
+    jax_libraries.write(tmp_path / "gemma", jax_libraries.gemma(reference.folder, "stacked 2", False))
+    said = json.loads((reference.folder / "config.json").read_text())
+    for count in (2, 6):
+        (tmp_path / "config.json").write_text(json.dumps(said | {"num_hidden_layers": count, "layer_types": None}))
+        with pytest.raises(ModelError, match=f"the checkpoint has 4 layers, and config.json says {count}"):
+            models.load(tmp_path / "gemma", config=tmp_path / "config.json")
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Models at URLs: their files are fetched once, and again only when they change."""
 
+import json
 import os
 
 import chex
 import fsspec
 import jax
 import pytest
+import safetensors.numpy
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from support import jax_libraries
@@ -75,6 +77,38 @@ def test_a_hugging_face_folder_is_fetched_once(bucket, got, tmp_path):
     assert got == [WEIGHTS] and bool((again.params["norm"]["scale"] == 2 * PARAMS["norm"]["scale"]).all())
     (model.path / WEIGHTS).write_bytes(b"torn")
     chex.assert_trees_all_equal(models.load("memory://runs/toy").params, again.params)
+
+
+def test_files_that_are_gone_are_not_read(bucket, tmp_path):
+    """Shards and their index, where there is one file of other weights now; and ends of text that nothing names any more."""
+    models.save(tmp_path / "own", LM, PARAMS, eos_ids=(5,))
+    weights = safetensors.numpy.load_file(tmp_path / "own" / WEIGHTS)
+    (tmp_path / "own" / WEIGHTS).unlink()
+    places = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(weights)}
+    for shard in set(places.values()):
+        own = {name: weights[name] for name in weights if places[name] == shard}
+        safetensors.numpy.save_file(own, tmp_path / "own" / shard)
+    (tmp_path / "own" / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": places}))
+    put(bucket, tmp_path / "own", "/runs/toy")
+    first = models.load("memory://runs/toy")
+    assert first.eos_ids == (5,)
+    chex.assert_trees_all_equal(first.params, PARAMS)
+    bucket.rm("/runs/toy", recursive=True)
+    models.save(tmp_path / "new", LM, jax.tree.map(lambda x: 2 * x, PARAMS))
+    put(bucket, tmp_path / "new", "/runs/toy")
+    again = models.load("memory://runs/toy")
+    chex.assert_trees_all_equal(again.params, jax.tree.map(lambda x: 2 * x, PARAMS))
+    assert again.eos_ids == ()
+
+
+def test_what_to_install_is_said(bucket, monkeypatch):
+    def lacks(url):
+        raise ImportError("HTTPFileSystem requires aiohttp")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lacks)
+    for url, words in (("https://h/m", "requires aiohttp"), ("gs://b/m", "pip install fsspec gcsfs")):
+        with pytest.raises(ModelError, match=words):
+            models.load(url)
 
 
 def test_orbax_folders(bucket, got, tmp_path, monkeypatch):

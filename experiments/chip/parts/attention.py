@@ -130,10 +130,11 @@ def attend(query: jax.Array, used: jax.Array, layers: Any, *, implementation: st
     visible = jnp.broadcast_to(jnp.tril(jnp.ones((nodes, nodes), bool)), (rows, nodes, nodes))
     for key, value, *cache in layers:
         (cache_key, key_scale), (cache_value, value_scale) = map(kv_bits.parts, cache)
-        query = tree_attention(
+        found = tree_attention(
             query, key, value, cache_key, cache_value, used, visible=visible, scale=width**-0.5,
             key_scale=key_scale, value_scale=value_scale, implementation=implementation,
         )  # fmt: skip
+        query = jax.lax.optimization_barrier(found)  # as between a model's layers: XLA fuses no two of them
     return query
 
 

@@ -68,10 +68,8 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     model = plain.model
-    made = Speculate((counted, drafting.params["draft"]))
-    how = dataclasses.replace(cast(Speculate, drafting.decode), drafter=made.drafter)
-    counting = Engine(model, decode=how, mesh=plain.mesh)
-    accepted = tally(counting, requests[::2], options.batch_size)
+    how = dataclasses.replace(cast(Speculate, drafting.decode), drafter=(counted, drafting.params["draft"]))
+    accepted = tally(Engine(model, decode=how, mesh=plain.mesh), requests[::2], options.batch_size)
     steps = int(accepted[0])
     parts = {
         with_tree(asked, part): part

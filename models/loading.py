@@ -80,9 +80,8 @@ def load(
     """Loads a model.
 
     It may be a folder from Hugging Face or `save`, a GGUF file, the URL of one of these (`gs://...`, read by fsspec), a Hugging
-    Face hub id, or a name. A folder may hold an Orbax checkpoint of MaxText or of the library `gemma`, with a `config.json`
-    beside it or with `config`. A name is that of a shipped model or of one in a package
-    (`specjax.models.gguf.finding.PACKAGES`).
+    Face hub id, or the name of a shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`). A folder
+    may hold an Orbax checkpoint of MaxText or of the library `gemma`, with a `config.json` beside it or with `config`.
 
     Args:
       model: the model; None is the shipped target. A folder or a GGUF file takes precedence over a name, and a name
@@ -121,21 +120,16 @@ def load(
         `dfloat11` cannot hold their numbers.
     """
     if isinstance(model, (Model, tuple)):
-        if adapters.folders(adapter) or any(one is not None for one in (longest, revision, config)):
-            raise ModelError(
-                "adapter, longest, revision and config have no effect on a loaded model: leave them out, or give its folder"
-            )
+        _check_loaded(adapters.folders(adapter), longest, revision, config)
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # checks the type before looking for the model
     form, asked = _word(weights)[1], DEFAULT_MODEL if model is None else model
-    asked = asked if revision is None else f"{asked}@{revision}"
-    name, folder = located(asked)
+    name, folder = located(asked if revision is None else f"{asked}@{revision}")
     raw, words, config_file = _said(folder, config)
     home = folder if finding.is_gguf(folder) else config_file.parent
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
-    other = jax_folders.opened(folder)
-    lm = _with_own_head(lm, raw, folder, name) if other is None else jax_folders.with_vocabulary(lm, other)
+    lm, other = _as_stored(lm, raw, folder, name)
     lm, dtype = typed(lm if longest is None else _used_for(lm, longest), dtype)
     if adapters.folders(adapter) and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
@@ -148,6 +142,21 @@ def load(
     made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
     return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers, other)
+
+
+def _check_loaded(added: Sequence[Any], *others: Any) -> None:
+    """Raises ModelError on arguments that only serve to find and read a folder."""
+    if added or any(one is not None for one in others):
+        raise ModelError(
+            "adapter, longest, revision and config have no effect on a loaded model: leave them out, or give its folder"
+        )
+
+
+def _as_stored(lm: Any, raw: dict[str, Any], folder: Path, name: str) -> tuple[Any, jax_folders.Checkpoint | None]:
+    """A model with the head or the vocabulary that its folder stores, and the folder's checkpoint if it is another
+    library's."""
+    other = jax_folders.opened(folder)
+    return _with_own_head(lm, raw, folder, name) if other is None else jax_folders.with_vocabulary(lm, other), other
 
 
 def _filled(

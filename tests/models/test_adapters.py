@@ -163,7 +163,10 @@ def test_the_commands_take_it(references, tmp_path, capsys):
         (("generate", *here, tmp_path / "lora", "--adapter", tmp_path / "none", "x"), "unknown adapter"),
         (("score", *here, tmp_path, "--input", tmp_path / "scored.jsonl"), "has no adapter_config.json"),
         (("bench", *here, tmp_path, "--peer", "transformers"), "--adapter: other engines would read"),
-        (("convert", "medusa", tmp_path / "y", "--format", "eagle3", "--adapter", "x"), "--adapter and --config are for models"),
+        (
+            ("convert", "medusa", tmp_path / "y", "--format", "eagle3", "--adapter", "x"),
+            "--adapter and --config are for models",
+        ),
     ):
         status, err = run(*words)
         assert status == 2 and said in err, err

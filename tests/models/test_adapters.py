@@ -134,7 +134,7 @@ def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
     ask = dict(prompts=[[5, 6, 7, 8]], max_new_tokens=12, drafter="none", sampling=Sampling(ignore_eos=True))
     (got,) = specjax.generate(models.load(str(folder), adapter=tmp_path / "lora"), **ask)
     assert got.tokens == specjax.generate(str(whole), **ask)[0].tokens != specjax.generate(str(folder), **ask)[0].tokens
-    with pytest.raises(ValueError, match="adapter, longest and revision have no effect on a loaded model"):
+    with pytest.raises(ValueError, match="adapter, longest, revision and config have no effect on a loaded model"):
         models.load(models.load(folder), adapter=tmp_path / "lora")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
-from specjax.models.fields import MOST_EXPERTS, is_size
+from specjax.models.fields import MOST_EXPERTS, is_size, positive
 from specjax.models.mlp import MLPConfig
 
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
@@ -21,6 +21,31 @@ def local_to_hf(experts: ExpertsConfig) -> dict[str, Any]:
     """The sizes of experts under Mixtral's names of fields."""
     named = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
     return {_LOCAL.get(name, name): getattr(experts, name) for name in named}
+
+
+_ROUTED = {"num_experts": "n_routed_experts"}
+"""The name that files of DeepSeek-V3, and of families that follow it, give to the number of experts."""
+_GROUPS = ("n_group", "topk_group")
+
+
+def routed(get: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`get` for a file with DeepSeek-V3's names of fields; see `routed_to_hf`."""
+    return lambda name: get(_ROUTED.get(name, name))
+
+
+def routed_to_hf(experts: ExpertsConfig) -> dict[str, Any]:
+    """How many experts there are and how they are chosen, under DeepSeek-V3's names of fields."""
+    named = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "routed_scaling_factor", "norm_topk_prob")
+    return {_ROUTED.get(name, name): getattr(experts, name) for name in (*named, *_GROUPS)}
+
+
+def by_groups(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
+    """Experts that DeepSeek-V3's router chooses, by sigmoids and out of groups; see `from_hf`."""
+    groups, scale = {name: get(name) for name in _GROUPS}, get("routed_scaling_factor")
+    if wrong := [name for name, value in groups.items() if not is_size(value)]:
+        raise ModelError(f"config.json needs positive integers for: {', '.join(wrong)}")
+    scale = 1.0 if scale is None else positive("routed_scaling_factor", scale)
+    return from_hf(get, scoring="sigmoid", routed_scaling_factor=scale, **groups, **fields)
 
 
 def from_hf(

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.costs.printed import printed
 from specjax.assembly.line import lines
 from specjax.assembly.registry import make_verifier
-from specjax.jobs import jsonl
 from specjax.lm import Output
 from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.serve.options import check_least, option
@@ -112,14 +112,8 @@ def command(options: VerifyOptions) -> int:
     with bad_input():
         check_least(options, flag)
         found = measure(options)
-    if options.json:
-        sys.stdout.write(jsonl.dumps(found) + "\n")
-        return 0
-    for name, own in found.items():
-        sys.stdout.write(
-            f"{name:20} {own['ms']:9.3f} ms a verdict   {own['ratio']:5.2f} x   {own['kept']:.2f} tokens kept\n"
-        )
-    return 0
+    said = lambda own: f"{own['ms']:9.3f} ms per verdict   {own['ratio']:5.2f} x   {own['kept']:.2f} tokens kept"
+    return printed(found, options.json, said)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

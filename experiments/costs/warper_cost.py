@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.jobs import jsonl
+from experiments.costs.printed import printed
 from specjax.sampling import SamplingArrays, warp
 from specjax.serve.options import check_least, option
 from specjax.terminal import bad_input, flag, run_program
@@ -61,13 +61,7 @@ def command(options: WarperOptions) -> int:
     """Measures and prints."""
     with bad_input():
         check_least(options, flag)
-    found = measure(options)
-    if options.json:
-        sys.stdout.write(jsonl.dumps(found) + "\n")
-        return 0
-    for name, own in found.items():
-        sys.stdout.write(f"{name:20} {own['ms']:9.3f} ms   {own['ratio']:6.3f} of a sort\n")
-    return 0
+    return printed(measure(options), options.json, lambda own: f"{own['ms']:9.3f} ms   {own['ratio']:6.3f} of a sort")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

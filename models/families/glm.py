@@ -13,37 +13,19 @@ from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.families.qwen import windows_from
-from specjax.models.fields import flag, is_id, is_size, positive, shown
+from specjax.models.fields import flag, is_id, shown
 from specjax.models.model_config import ModelConfig
-
-_SHARED = (
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "routed_scaling_factor",
-    "n_group",
-    "topk_group",
-    "norm_topk_prob",
-)
 
 
 def _sparse(get: Fields, plain: ModelConfig) -> ModelConfig:
     """With DeepSeek-V3's experts in the layers from `first_k_dense_replace` on."""
     dense, shared, layers = get("first_k_dense_replace"), get("n_shared_experts"), plain.num_hidden_layers
-    groups = {name: get(name) for name in ("n_group", "topk_group")}
-    wrong = [name for name, value in groups.items() if not is_size(value)]
-    wrong += [name for name in ("first_k_dense_replace", "n_shared_experts") if not is_id(get(name))]
-    if wrong:
+    if wrong := [name for name in ("first_k_dense_replace", "n_shared_experts") if not is_id(get(name))]:
         raise ModelError(f"config.json needs whole numbers for: {', '.join(wrong)}")
     if dense >= layers:
         raise ModelError(f"config.json: first_k_dense_replace {shown(dense)} leaves no layer with experts")
-    experts = hf_experts.from_hf(
-        lambda name: get("n_routed_experts" if name == "num_experts" else name),
-        scoring="sigmoid",
-        norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")),
-        routed_scaling_factor=positive("routed_scaling_factor", get("routed_scaling_factor")),
-        num_shared_experts=shared,
-        **groups,
-    )
+    normed = flag("norm_topk_prob", get("norm_topk_prob"))
+    experts = hf_experts.by_groups(hf_experts.routed(get), norm_topk_prob=normed, num_shared_experts=shared)
     return base.sparse(plain, experts, [i >= dense for i in range(layers)])
 
 
@@ -56,8 +38,8 @@ def _sparse_to_hf(config: ModelConfig) -> dict[str, Any]:
     experts = config.experts
     if experts is None:
         return {}
-    return {name: getattr(experts, name) for name in _SHARED} | {
-        "n_routed_experts": experts.num_experts, "n_shared_experts": experts.num_shared_experts,
+    return hf_experts.routed_to_hf(experts) | {
+        "n_shared_experts": experts.num_shared_experts,
         "first_k_dense_replace": base.sparse_layers(config).count(False), "attention_bias": config.near.qkv_bias,
     }  # fmt: skip
 

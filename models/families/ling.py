@@ -12,7 +12,7 @@ from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import SILU, Family, Fields
-from specjax.models.fields import flag, is_id, is_size, positive, shown
+from specjax.models.fields import flag, is_id, shown
 from specjax.models.model_config import ModelConfig
 
 _OF_EXPERTS = (
@@ -31,19 +31,12 @@ _JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
-    groups: dict[str, Any] = {name: get(name) for name in ("n_group", "topk_group")}
     shared, dense = (get(name) or 0 for name in ("num_shared_experts", "first_k_dense_replace"))
-    missing = [name for name, value in groups.items() if not is_size(value)]
     given = {"num_shared_experts": shared, "first_k_dense_replace": dense}
-    missing += [name for name, value in given.items() if not is_id(value)]
-    if missing:
+    if missing := [name for name, value in given.items() if not is_id(value)]:
         raise ModelError(f"config.json needs whole numbers for: {', '.join(missing)}")
-    experts = hf_experts.from_hf(
-        get, scoring="sigmoid",
-        norm_topk_prob=get("num_experts_per_tok") != 1,  # the weight of a single expert is its score
-        routed_scaling_factor=positive("routed_scaling_factor", get("routed_scaling_factor")),
-        num_shared_experts=shared, **groups,
-    )  # fmt: skip
+    normed = get("num_experts_per_tok") != 1  # the weight of a single expert is its score
+    experts = hf_experts.by_groups(get, norm_topk_prob=normed, num_shared_experts=shared)
     if dense >= plain.num_hidden_layers:
         raise ModelError(f"config.json: first_k_dense_replace {dense} leaves no layer with experts")
     channels, share = plain.near.rotary_dim, plain.rope.share

@@ -19,14 +19,6 @@ from specjax.models.ropes import RopeConfig
 _THETAS = {FULL: ("rope_theta", 5000000.0), SLIDING: ("swa_rope_theta", 10000.0)}
 _SHARE = 0.334
 _SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-_ROUTING = (
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "routed_scaling_factor",
-    "n_group",
-    "topk_group",
-    "norm_topk_prob",
-)
 _KINDS, _FEEDS = (FULL, SLIDING), ("dense", "sparse")
 
 
@@ -43,7 +35,9 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     )  # fmt: skip
     own = base.windows(own, types, _window(get))
     kinds = {kind: _kind(get, kind) for kind in dict.fromkeys(types)}
-    return base.sparse(base.mixers(own, lambda i: kinds[types[i]]), _experts(get), [feed == "sparse" for feed in feeds])
+    normed = flag("norm_topk_prob", get("norm_topk_prob"))
+    experts = hf_experts.by_groups(hf_experts.routed(get), norm_topk_prob=normed)
+    return base.sparse(base.mixers(own, lambda i: kinds[types[i]]), experts, [feed == "sparse" for feed in feeds])
 
 
 def _each(get: Fields, ones: str, names: str, kinds: tuple[str, str], usual: list[int]) -> list[str]:
@@ -106,18 +100,6 @@ def _rope(get: Fields, kind: str) -> RopeConfig:
     return RopeConfig(*hf_rope.from_hf(fields, get("max_position_embeddings")), hf_rope.share(fields))
 
 
-def _experts(get: Fields) -> Any:
-    scale, groups = get("routed_scaling_factor"), {name: get(name) for name in ("n_group", "topk_group")}
-    wrong = [name for name, value in groups.items() if not is_size(value)]
-    if wrong:
-        raise ModelError(f"config.json needs positive integers for: {', '.join(wrong)}")
-    return hf_experts.from_hf(
-        lambda name: get("n_routed_experts" if name == "num_experts" else name), scoring="sigmoid",
-        norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")),
-        routed_scaling_factor=1.0 if scale is None else positive("routed_scaling_factor", scale), **groups,
-    )  # fmt: skip
-
-
 def _write(config: ModelConfig) -> dict[str, Any]:
     near, ropes, experts = config.near, base.ropes_by_kind(config), config.experts
     far = next((one for one in config.attentions if one.window is None), near)
@@ -139,9 +121,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
     if near.window is not None:
         out |= {"sliding_window": near.window, "sliding_window_size": near.window - 1}
-    if experts is None:
-        return out
-    return out | {name: getattr(experts, name) for name in _ROUTING} | {"n_routed_experts": experts.num_experts}
+    return out if experts is None else out | hf_experts.routed_to_hf(experts)
 
 
 def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:

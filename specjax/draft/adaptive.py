@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About, Named
-from specjax.draft.base import Proposal, TreeDrafter, View
+from specjax.draft.base import Proposal, TreeDrafter, View, of_inner
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM
 from specjax.sharding.rules import replicated
@@ -164,6 +164,9 @@ class Adaptive(TreeDrafter):
     length: int = 8
 
     needs_params = True
+    looks_back = of_inner("looks_back")
+    wants = of_inner("wants")
+    prefill_wants = of_inner("prefill_wants")
 
     @property
     def expander(self) -> EarlyStop:
@@ -180,18 +183,6 @@ class Adaptive(TreeDrafter):
     @property
     def alone(self):
         return self.drafter.alone and not self.rule.together
-
-    @property
-    def looks_back(self):
-        return self.drafter.looks_back
-
-    @property
-    def wants(self):
-        return self.drafter.wants
-
-    @property
-    def prefill_wants(self):
-        return self.drafter.prefill_wants
 
     def bind(self, target: LM):
         if "expander" not in {field.name for field in dataclasses.fields(self.drafter)}:

@@ -298,6 +298,11 @@ class Drafter(abc.ABC):
         return draft
 
 
+def of_inner(name: str) -> Any:
+    """A property of a drafter around another one, its `drafter`: that drafter's own."""
+    return property(lambda self: getattr(self.drafter, name))
+
+
 def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
     """`Drafter.catch_up` for a drafter whose own cache of `draft.length` `[B]` tokens grows in `propose`.
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter
+from specjax.draft.base import Drafter, of_inner
 from specjax.tree import Topology
 
 Array = jax.Array
@@ -36,6 +36,19 @@ class Counted(Drafter):
 
     drafter: Any
 
+    needs_params = of_inner("needs_params")
+    wants = of_inner("wants")
+    prefill_wants = of_inner("prefill_wants")
+    nodes = of_inner("nodes")
+    depth = of_inner("depth")
+    is_chain = of_inner("is_chain")
+    children = of_inner("children")
+    alone = of_inner("alone")
+    looks_back = of_inner("looks_back")
+    rungs = of_inner("rungs")
+    weighs_rungs = of_inner("weighs_rungs")
+    plain_tree = of_inner("plain_tree")
+
     @property
     def topology(self) -> Topology:
         """Static: the shape of its trees.
@@ -51,54 +64,6 @@ class Counted(Drafter):
                 f"{type(self.drafter).__name__} has no tree of one shape to be measured: ask for expander=static"
             )
         return found
-
-    @property
-    def needs_params(self):
-        return self.drafter.needs_params
-
-    @property
-    def wants(self):
-        return self.drafter.wants
-
-    @property
-    def prefill_wants(self):
-        return self.drafter.prefill_wants
-
-    @property
-    def nodes(self):
-        return self.drafter.nodes
-
-    @property
-    def depth(self):
-        return self.drafter.depth
-
-    @property
-    def is_chain(self):
-        return self.drafter.is_chain
-
-    @property
-    def children(self):
-        return self.drafter.children
-
-    @property
-    def alone(self):
-        return self.drafter.alone
-
-    @property
-    def looks_back(self):
-        return self.drafter.looks_back
-
-    @property
-    def rungs(self):
-        return self.drafter.rungs
-
-    @property
-    def weighs_rungs(self):
-        return self.drafter.weighs_rungs
-
-    @property
-    def plain_tree(self):
-        return self.drafter.plain_tree
 
     def bind(self, target):
         return dataclasses.replace(self, drafter=self.drafter.bind(target))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import gguf_files, tiny_families
 from support.conformance import but_slow
+from support.passes import logits
 from support.shapes import changed
 
 from specjax import models
@@ -30,13 +31,6 @@ TINY = llama_config(
     num_key_value_heads=1,
     head_dim=4,
 )
-
-
-def logits(model):
-    positions = jnp.broadcast_to(jnp.arange(IDS.shape[1])[None], IDS.shape)
-    block = Block(jnp.asarray(IDS, jnp.int32), positions, jnp.zeros(len(IDS), jnp.int32))
-    run = jax.jit(lambda params: model.lm(params, block, None, wants=Wants(logits=True)).logits)
-    return np.asarray(run(model.params))
 
 
 def same(a, b):
@@ -125,7 +119,7 @@ def test_half_precision_shards(references, tmp_path, dtype):
     theirs = type(half).from_pretrained(tmp_path, dtype=torch.float32)
     with torch.no_grad():
         want = theirs(torch.as_tensor(IDS)).logits.numpy()
-    np.testing.assert_allclose(logits(wide), want, atol=2e-4)
+    np.testing.assert_allclose(logits(wide.lm, wide.params, IDS), want, atol=2e-4)
 
 
 def test_dtypes(saved):

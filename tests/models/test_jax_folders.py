@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import jax_libraries
+from support.passes import logits
 from support.tiny_families import FULL, SLIDING
 
 from specjax import cli, models
 from specjax.jobs.manifest import fingerprint
-from specjax.lm import Block, Wants
 from specjax.models import ModelError
 from specjax.models.jax_folders import folder as jax_folders
 from specjax.sharding import make_mesh
@@ -26,13 +26,6 @@ DRAWN = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"attention_bias": False},
 }
-
-
-def logits(model):
-    positions = jnp.broadcast_to(jnp.arange(IDS.shape[1])[None], IDS.shape)
-    block = Block(jnp.asarray(IDS, jnp.int32), positions, jnp.zeros(len(IDS), jnp.int32))
-    run = jax.jit(lambda params: model.lm(params, block, None, wants=Wants(logits=True)).logits)
-    return np.asarray(run(model.params))
 
 
 def check(reference, folder):
@@ -139,7 +132,8 @@ def test_bad_folders(llama, tmp_path):
 def test_logits_of_maxtext(references, tmp_path, name, form):
     reference = references(name, **DRAWN.get(name, {}))
     jax_libraries.write(tmp_path / "items", jax_libraries.maxtext(reference.folder, form))
-    found = logits(check(reference, tmp_path))
+    model = check(reference, tmp_path)
+    found = logits(model.lm, model.params, IDS)
     np.testing.assert_allclose(found, reference.logits(IDS), atol=1e-4, rtol=1e-4)
 
 
@@ -156,7 +150,8 @@ def test_logits_of_maxtext(references, tmp_path, name, form):
 def test_logits_of_the_library_gemma(references, tmp_path, name, form, transposed, drawn):
     reference = references(name, **DRAWN[name] | drawn)
     jax_libraries.write(tmp_path / "gemma", jax_libraries.gemma(reference.folder, form, transposed))
-    found = logits(check(reference, tmp_path / "gemma"))
+    model = check(reference, tmp_path / "gemma")
+    found = logits(model.lm, model.params, IDS)
     np.testing.assert_allclose(found, reference.logits(IDS), atol=1e-4, rtol=1e-4)
 
 

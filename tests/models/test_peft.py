@@ -1,15 +1,13 @@
 """Adapters as PEFT writes them, against PEFT's own models."""
 
 import copy
-import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.passes import logits
 
 from specjax import models
-from specjax.lm import Block, Wants
 from specjax.models import ModelError
 from specjax.sharding import make_mesh
 
@@ -53,13 +51,6 @@ CASES = {
 }  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def logits(lm, params):
-    positions = jnp.broadcast_to(jnp.arange(IDS.shape[1])[None], IDS.shape)
-    block = Block(jnp.asarray(IDS, jnp.int32), positions, jnp.zeros(len(IDS), jnp.int32))
-    return lm(params, block, None, wants=Wants(logits=True)).logits
-
-
 def trained(base, folder, seed=0, **settings):
     """A model of PEFT with random numbers in all that is trained, and what it saves."""
     model = peft.get_peft_model(base, peft.LoraConfig(**{"r": 3, "lora_alpha": 4, **settings})).eval()
@@ -83,7 +74,7 @@ def check(references, folder, case):
     want = said(trained(copy.deepcopy(reference.torch), folder, **settings))
     got = models.load(reference.folder, dtype="float32", adapter=folder)
     assert np.abs(want - reference.logits(IDS)).max() > 0.1
-    np.testing.assert_allclose(logits(got.lm, got.params), want, atol=1e-4)
+    np.testing.assert_allclose(logits(got.lm, got.params, IDS), want, atol=1e-4)
     return got
 
 

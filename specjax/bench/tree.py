@@ -120,8 +120,8 @@ def with_tree(line: str, topology: Topology) -> str:
 
     >>> with_tree("stand:k=4,tree=2 | 1", Topology.from_counts("1 | 1"))
     'stand:k=4,tree=1 | 1'
-    >>> with_tree("medusa:verifier=(typical:epsilon=0.3),preset=paper", Topology.from_counts("2"))
-    'medusa:verifier="typical:epsilon=0.3",expander=static,tree=2'
+    >>> with_tree("medusa:verifier=(typical:epsilon=0.3,delta=0.1)", Topology.from_counts("2"))
+    'medusa:verifier="typical:epsilon=0.3,delta=0.1",expander=static,tree=2'
     """
     asked = read_line(line)
     entry = DRAFTERS[asked.name]

@@ -167,7 +167,7 @@ def test_the_published_size():
         ({"n_group": 8}, "8 experts do not form 8 groups of two or more"),
         ({"topk_group": 5}, "topk_group 5"),
         ({"topk_group": 1}, "num_experts_per_tok 3 is above 2, the experts to choose from"),
-        ({"n_group": None}, "whole numbers for: n_group"),
+        ({"n_group": None}, "positive integers for: n_group"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
         ({"partial_rotary_factor": 0.4}, "rotates 3 channels, which must be an even number"),
         ({"routed_scaling_factor": "x"}, "routed_scaling_factor must be a positive number, not 'x'"),

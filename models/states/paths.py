@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.path_decays import since_each
 from specjax.lm import Block
 
 Array = jax.Array
@@ -107,22 +108,6 @@ def real(count: Array, size: int, x: Array) -> Array:
     return jnp.where(kept.reshape(*kept.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
-def decays(log_decay: Array, seen: Array) -> tuple[Array, Array]:
-    """How much of the state and of each ancestor's contribution is left at a token.
-
-    Args:
-      log_decay: `[B, P + T, ...]` float32, at most 0: the logarithm of the factor by which a token shrinks what is before it.
-      seen: `Ancestors.seen`.
-
-    Returns:
-      `[B, T, ...]`, what is left of the state; and `[B, T, P + T, ...]`, what is left of a contribution, 0 unless `seen`.
-    """
-    mask = seen.reshape(*seen.shape, *[1] * (log_decay.ndim - 2))
-    own = jnp.where(mask, log_decay[:, None], 0)
-    since, later = _since(own, 2)
-    return jnp.exp(since[:, :, 0]), jnp.where(mask, jnp.exp(later), 0)
-
-
 def weights(log_decay: Array, count: Array) -> tuple[Array, Array]:
     """How much of the state and of each token's contribution is left at the end of a path; a path without tokens keeps all.
 
@@ -134,15 +119,8 @@ def weights(log_decay: Array, count: Array) -> tuple[Array, Array]:
       `[B, ...]` and `[B, M, ...]`; the latter is 0 for tokens that are not on the path.
     """
     own = real(count, log_decay.shape[1], log_decay)
-    since, later = _since(own, 1)
+    since, later = since_each(own, 1)
     return jnp.exp(since[:, 0]), real(count, log_decay.shape[1], jnp.exp(later))
-
-
-def _since(x: Array, axis: int) -> tuple[Array, Array]:
-    """Sums of every entry and those after it, and of those after it alone: a difference of the two would round."""
-    since = jnp.flip(jnp.cumsum(jnp.flip(x, axis), axis=axis), axis)
-    last = jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis))
-    return since, jnp.concatenate([jax.lax.slice_in_dim(since, 1, None, axis=axis), last], axis=axis)
 
 
 def in_chunks(read: Callable[[Any, Any], tuple[Any, Any]], state: Any, own: Any, size: int = CHUNK) -> Any:

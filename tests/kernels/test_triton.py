@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from support.attention import world
 
+from specjax.kernels.delta_rule import delta_rule
 from specjax.kernels.exponents import numbers
 from specjax.kernels.gpu import has_triton
 from specjax.kernels.grouped_dot import grouped_dot
@@ -33,6 +34,8 @@ def argmax(scores, words, which, noisy):
 
 
 half, single, whole, byte = jnp.bfloat16, jnp.float32, jnp.int32, jnp.uint8
+rule = (*((single, 2, 3, *each) for each in ((2, 32), (2, 32), (2, 1, 32), (2, 1), (2, 1))), (bool, 2, 3, 3))
+rule += ((single, 2, 2, 1, 32, 32),)
 CASES = {
     "attention": (*attention(64), TRITON, MOSAIC),
     "attention, 80 wide": (*attention(80), TRITON, ""),
@@ -40,6 +43,7 @@ CASES = {
     "grouped": (grouped_dot, given((half, 9, 32), (half, 3, 32, 64), (whole, 3)), TRITON, ""),
     "scaled": (scaled_dot, given((half, 3, 64), (jnp.int4, 64, 32), (half, 2, 32)), TRITON, ""),
     "exponents": (numbers, given((byte, 64, 32), (jnp.uint32, 9, 2, 32), (jnp.uint16, 256, 1, 1)), TRITON, ""),
+    "delta rule": (delta_rule, given(*rule), TRITON, ""),
     "write": (
         lambda cache, new, at: kv_commit([cache], [new], None, at),
         given((half, 2, 2, 64, 64), (half, 2, 3, 2, 64), (whole, 2)), "", "",

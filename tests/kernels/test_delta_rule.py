@@ -1,6 +1,7 @@
 """The gated delta rule of a block with ancestors: every implementation against the recurrence along each path."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,13 @@ def wanted(name):
     return [np.stack(part) for part in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", WAYS)
+FAST = {("xla", name) for name in CASES} | {(way, "a past") for way in WAYS}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [pytest.param(*each, marks=() if each in FAST else pytest.mark.slow) for each in itertools.product(WAYS, CASES)],
+)
 def test_outputs_are_those_of_the_recurrence_along_each_path(way, name):
     given, past = CASES[name]
     found = jax.jit(functools.partial(delta_rule, implementation=way))(*given, past)
@@ -78,7 +84,7 @@ def test_outputs_are_those_of_the_recurrence_along_each_path(way, name):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
 def test_rejected_tokens_leave_no_trace(way):
     """Nodes that no path of others contains may hold any finite numbers."""
     given, _ = CASES["tree"]
@@ -92,7 +98,7 @@ def test_rejected_tokens_leave_no_trace(way):
         np.testing.assert_allclose(np.asarray(a)[kept], b[kept], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
 def test_repeated_keys_lose_no_digits(way):
     """A chain of one repeated token: powers of the system's matrix would have entries of 10^8."""
     size = 32

@@ -148,7 +148,7 @@ class Layer(nnx.Module):
           inputs: `[B, T, P]`, see `LayerInput`.
         """
 
-        def mix(x):
+        def mix(x) -> tuple[Any, Any]:
             if self.config.mixer is None:
                 return x, None
             entered = self.entered(x)

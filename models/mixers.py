@@ -150,6 +150,11 @@ class StateMixerConfig(MixerConfig):
         """Logical axis names of every leaf of a state; only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
 
+    @property
+    def heads(self) -> int:
+        """The number of parts into which its axes `state_heads` can be split; 0 if it has none."""
+        return 0
+
 
 def committed(
     mixer: StateMixerConfig, state: Any, delta: Any, src: Array | None, dst: Array, counts: Array | None

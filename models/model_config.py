@@ -154,6 +154,11 @@ class ModelConfig:
         return found[0]
 
     @property
+    def attention_sizes(self) -> AttentionConfig:
+        """`near` or, if no layer has attention, one head of the model's width: what a file says that must say something."""
+        return self.near if self.attentions else AttentionConfig(1, 1, self.hidden_size)
+
+    @property
     def rope(self) -> RopeConfig:
         """The rope of the layers of `near`, or of others if those have none."""
         return self.near.rope or next((one.rope for one in self.attentions if one.rope is not None), RopeConfig())
@@ -222,7 +227,8 @@ class ModelConfig:
 
     def tables(self, positions: Any, layer: int = 0) -> Any:
         """The tables of a layer's mixer for positions `[B, T]`; see `specjax.models.mixers.MixerConfig`."""
-        return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
+        mixer = self.layers[layer].mixer
+        return None if mixer is None else mixer.tables(positions, self.max_position_embeddings)
 
     def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
         """The model with every part of a kind replaced by `change(part)`."""

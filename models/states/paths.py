@@ -55,6 +55,19 @@ def ancestors(block: Block, before: int) -> Ancestors:
     return Ancestors(jnp.broadcast_to(block.visible, (len(block.visible), size, before + size)), False)
 
 
+def parents(ancestors: Ancestors) -> Array:
+    """The last token before each of the P + T tokens on its path, `[B or 1, P + T]` int32; -1: there is none, or no token of
+    the block follows it."""
+    seen, text = ancestors
+    at = jnp.arange(seen.shape[2], dtype=jnp.int32)
+    if text:
+        return at[None] - 1
+    follower = jnp.argmax(seen, axis=1)[:, :, None]
+    path = jnp.take_along_axis(seen, jnp.broadcast_to(follower, (*follower.shape[:2], seen.shape[2])), axis=1)
+    path = path & jnp.any(seen, axis=1)[:, :, None] & (at[None, None] < at[None, :, None])
+    return jnp.max(jnp.where(path, at[None, None], -1), axis=2)
+
+
 def every(past: Any, own: Any) -> Any:
     """What P tokens before a block and its own T tokens have, `[B, P + T, ...]` for each leaf; `past` may be None."""
     return own if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, own)
@@ -74,17 +87,17 @@ def convolved(kernel: Array, window: Array, inputs: Array, ancestors: Ancestors)
     joined = jnp.concatenate([window, inputs], axis=1)
     if text:
         taps = (joined[:, total - size + at : total + at] for at in range(width))
-        return sum(kernel[at] * tap for at, tap in enumerate(taps))  # type: ignore[return-value]
+        return sum(kernel[at][None, None] * tap for at, tap in enumerate(taps))  # type: ignore[return-value]
     following = (
         jnp.flip(jnp.cumsum(jnp.flip(seen, 2), axis=2), 2) - 1
     )  # of an ancestor: how many come after it on the path
     depth = seen.sum(axis=2) - 1
-    made = kernel[-1] * inputs[:, total - size :]
+    made = kernel[-1][None, None] * inputs[:, total - size :]
     for back in range(1, width):
         at = width - 1 + jnp.argmax(seen & (following == back), axis=2)
         at = jnp.where(depth >= back, at, width - 1 + depth - back)
         at = jnp.broadcast_to(at, (len(inputs), size))
-        made = made + kernel[width - 1 - back] * jnp.take_along_axis(joined, at[..., None], axis=1)
+        made = made + kernel[width - 1 - back][None, None] * jnp.take_along_axis(joined, at[..., None], axis=1)
     return made
 
 
@@ -133,9 +146,15 @@ def weights(log_decay: Array, count: Array) -> tuple[Array, Array]:
     Returns:
       `[B, ...]` and `[B, M, ...]`; the latter is 0 for tokens that are not on the path.
     """
-    own = real(count, log_decay.shape[1], log_decay)
-    since, later = _since(own, 1)
-    return jnp.exp(since[:, 0]), real(count, log_decay.shape[1], jnp.exp(later))
+    left, later = sums(log_decay, count)
+    return jnp.exp(left), real(count, log_decay.shape[1], jnp.exp(later))
+
+
+def sums(x: Array, count: Array) -> tuple[Array, Array]:
+    """The sum of `x` `[B, M, ...]` over the first `count` `[B]` tokens of a path, `[B, ...]`; and over those of them after each
+    token, `[B, M, ...]`."""
+    since, later = _since(real(count, x.shape[1], x), 1)
+    return since[:, 0], later
 
 
 def _since(x: Array, axis: int) -> tuple[Array, Array]:

@@ -136,7 +136,7 @@ def test_a_commit_is_made_of_its_path_alone():
 
 
 def test_a_layer_keeps_slots_a_state_both_or_neither():
-    """A text in two passes, then one of two nodes, is a text in one; and a layer that is left out is as if it were not there."""
+    """A text in two passes, then one of two nodes, is a text in one; what is left out is as if it were not there."""
     lm, tokens = APART, jnp.asarray([[3, 1, 4, 1, 5, 9]])
     given = jax.tree.map(jnp.asarray, drawn(lm.init(jax.random.key(1)), seed=2))
     assert [sorted(layer) for layer in given["layers"].values()] == [

@@ -13,7 +13,7 @@ from flax import nnx
 
 from specjax.models.grouped import grouped_dot
 from specjax.models.linear import Linear
-from specjax.models.mlp import MLPConfig
+from specjax.models.mlp import ACTIVATIONS, Activation, MLPConfig
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts
 
@@ -46,6 +46,8 @@ class ExpertsConfig:
         experts. It is not computed here; drafters' layers take its width.
       swiglu_limit: if given, the limit of the gates and inputs of `ClampedExperts`.
       swiglu_alpha: the steepness of their gates.
+      ungated: the activation of experts without a gate (Nemotron-H); None: they have one, a SiLU.
+      latent_size: the width of what experts read and give, between two further products; None: the model's.
     """
 
     num_experts: int
@@ -63,6 +65,8 @@ class ExpertsConfig:
     dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
+    ungated: Activation | None = None
+    latent_size: int | None = None
 
     @property
     def biased(self) -> bool:
@@ -213,22 +217,27 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """Gated MLPs, each over the tokens that chose it; see `mixed`."""
+    """MLPs, with or without gates, each over the tokens that chose it; see `mixed`."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         X, F = config.num_experts, config.moe_intermediate_size  # noqa: N806
-        self.gate = Kernel((X, width, F), dtype, rngs)
+        if config.ungated is None:
+            self.gate = Kernel((X, width, F), dtype, rngs)
         self.up = Kernel((X, width, F), dtype, rngs)
         self.down = Kernel((X, F, width), dtype, rngs)
-        self.inputs = config.scoring == "inputs"
+        self.inputs, self.ungated = config.scoring == "inputs", config.ungated
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
         return mixed(self, x, weights, experts, self.inputs)
 
     def mlp(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""
-        gate, up, down = (part.kernel.get_value() for part in (self.gate, self.up, self.down))
-        inner = nnx.silu(grouped_dot(x, gate, sizes)) * grouped_dot(x, up, sizes)
+        up, down = self.up.kernel.get_value(), self.down.kernel.get_value()
+        inner = grouped_dot(x, up, sizes)
+        if self.ungated is None:
+            inner = nnx.silu(grouped_dot(x, self.gate.kernel.get_value(), sizes)) * inner
+        else:
+            inner = ACTIVATIONS[self.ungated](inner)
         return grouped_dot(inner, down, sizes)
 
 
@@ -273,7 +282,13 @@ class SparseMLP(nnx.Module):
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         self.router = Router(config, width, dtype, rngs)
         kind = Experts if config.swiglu_limit is None else ClampedExperts
-        self.experts = kind(config, width, dtype, rngs)
+        latent = config.latent_size
+        self.experts = kind(config, latent or width, dtype, rngs)
+        if latent is not None:
+            linear = lambda inputs, outputs: Linear(
+                inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs
+            )
+            self.into_latent, self.out_of_latent = linear(width, latent), linear(latent, width)
         if config.shared is not None:
             self.shared = config.shared.build(width, dtype, rngs)
         if config.shared_gate:
@@ -283,7 +298,9 @@ class SparseMLP(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
-        out = self.experts(flat, *self.router(flat)).reshape(x.shape)
+        latent = self.config.latent_size is not None
+        out = self.experts(self.into_latent(flat) if latent else flat, *self.router(flat))
+        out = (self.out_of_latent(out) if latent else out).reshape(x.shape)
         if self.config.shared is None:
             return out
         shared = self.shared(x)

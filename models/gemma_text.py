@@ -108,7 +108,7 @@ def _read_3n(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
 
 
 def _write_3n(config: ModelConfig) -> dict[str, Any]:
-    mlps = [layer.feed.dense or config.dense for layer in config.layers]
+    mlps = [_mlp(layer) or config.dense for layer in config.layers]
     return _ropes_to_hf(config) | _inputs_to_hf(config) | {
         "altup_num_inputs": config.embedding.streams, "laurel_rank": config.layers[0].laurel,
         "intermediate_size": [mlp.intermediate_size for mlp in mlps],
@@ -163,7 +163,7 @@ def _sharing(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
         if i < owning:
             return layer
         mixer = dataclasses.replace(config.attention(i), source=last[types[i]])
-        mlp = layer.feed.dense or config.dense
+        mlp = _mlp(layer) or config.dense
         feed = dataclasses.replace(mlp, intermediate_size=wide * mlp.intermediate_size)
         return dataclasses.replace(layer, mixer=mixer, feed=feed)
 
@@ -236,6 +236,10 @@ def _read(
     )  # fmt: skip
     config = config.every(EmbeddingConfig, scale=get("hidden_size") ** 0.5)
     return own(get, config.every(HeadConfig, soft_cap=_cap("final_logit_softcapping", get)), types)
+
+
+def _mlp(layer: LayerConfig) -> MLPConfig | None:
+    return None if layer.feed is None else layer.feed.dense
 
 
 def _cap(name: str, get: Fields) -> float | None:

@@ -113,11 +113,11 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     first = [config.family] if config.family in FAMILIES else []
     for kind in dict.fromkeys([*first, *FAMILIES]):
         family = FAMILIES[kind]
-        own = family.write(config)
-        out = _shared(config) | ({} if family.rope is None or "rope_parameters" in own else _rope(config)) | own
-        out = family.named(out)
-        out |= {"architectures": [family.architecture], "model_type": kind}
         try:
+            own = family.write(config)
+            out = _shared(config) | ({} if family.rope is None or "rope_parameters" in own else _rope(config)) | own
+            out = family.named(out)
+            out |= {"architectures": [family.architecture], "model_type": kind}
             again = from_hf(out)
         except ModelError as error:
             refused.append(error)
@@ -151,7 +151,7 @@ def _parts(config: Any, other: Any) -> list[str]:
 
 def _shared(config: ModelConfig) -> dict[str, Any]:
     """The fields that all families write in the same way."""
-    c, near = config, config.near
+    c, near = config, config.attention_sizes
     return {
         "vocab_size": c.vocab_size, "hidden_size": c.hidden_size, "intermediate_size": c.dense.intermediate_size,
         "num_hidden_layers": c.num_hidden_layers, "num_attention_heads": near.num_attention_heads,

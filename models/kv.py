@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax.arrays import Array, Bool, Int
 from specjax.kernels.kv_commit import kv_commit
 from specjax.models import kv_bits
+from specjax.models.mixers import Kept, Place
 from specjax.pretty import Pretty
 
 
@@ -51,7 +52,7 @@ class KVCache(Pretty):
       value: as `key`; values may have another width.
       capacity: static, how many positions a row may have; 0 if no layer has a ring.
       ahead: static, see above.
-      states: a tuple over the layers that keep a running state (`specjax.models.mixers`), which have no keys and values.
+      states: a tuple over the layers that keep a running state (`specjax.models.mixers`).
     """
 
     key: tuple[Any, ...]
@@ -60,12 +61,9 @@ class KVCache(Pretty):
     ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     states: tuple[Any, ...] = ()
 
-    def layer(self, index: int, length: Array, of_state: bool = False) -> Any:
-        """The part of the cache that a layer reads: its `Slots` or, with `of_state`, its running state.
-
-        For a ring, `Slots` includes the positions `[B, S]` of its slots after `length` `[B]` tokens."""
-        if of_state:
-            return self.states[index]
+    def layer(self, index: int, length: Array) -> Slots:
+        """The slots that a layer reads, by their index; for a ring, with the positions `[B, S]` that they hold after `length`
+        `[B]` tokens."""
         key, value = self.key[index], self.value[index]
         slots = key.shape[2]
         if slots >= self.capacity:
@@ -95,9 +93,16 @@ class KVDelta(Pretty):
     query: tuple[Any, ...] = ()
     states: tuple[Any, ...] = ()
 
-    def layer(self, index: int, of_state: bool = False) -> Any:
-        """A layer's part: keys and values or, with `of_state`, the data to replay its state."""
-        return self.states[index] if of_state else (self.key[index], self.value[index])
+    def at(self, place: Place) -> Kept:
+        """A layer's part: keys and values, and the data to replay its state."""
+        slots = None if place.slots is None else (self.key[place.slots], self.value[place.slots])
+        return Kept(slots, None if place.state is None else self.states[place.state])
+
+
+def seen_at(cache: Any, place: Place, length: Array) -> Kept:
+    """The part of a cache that a layer reads after `length` `[B]` tokens: its `Slots` and its running state."""
+    slots = None if place.slots is None else cache.layer(place.slots, length)
+    return Kept(slots, None if place.state is None else cache.states[place.state])
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
@@ -110,7 +115,7 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
       dtype: of keys and values; int8 and float8 have a scale for each slot and head.
       ahead: if given, layers with a window have rings of the window plus `ahead` slots; see `KVCache`.
     """
-    owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i and not config.keeps_state(i)]
+    owners = config.owners
     full = lambda i: ahead is None or config.window(i) is None
     slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
     kinds = {i: config.attention(i) for i in owners}

@@ -1,4 +1,5 @@
-"""A layer: a token mixer and a feed-forward, each a branch of the residual stream, with norms and optional parts."""
+"""A layer: a token mixer and a feed-forward, or one of them, each a branch of the residual stream, with norms and optional
+parts."""
 
 import dataclasses
 from typing import Any, Literal, Protocol
@@ -11,7 +12,7 @@ from specjax.models.experts import ExpertsConfig
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.laurel import Laurel
 from specjax.models.layer_inputs import LayerInput
-from specjax.models.mixers import MixerConfig
+from specjax.models.mixers import Kept, MixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.streams import AltUp
@@ -37,8 +38,8 @@ class LayerConfig:
     """The parts of a layer.
 
     Attributes:
-      mixer: the part in which tokens read each other.
-      feed: the feed-forward, which treats every token by itself.
+      mixer: the part in which tokens read each other; None: there is none (Nemotron-H).
+      feed: the feed-forward, which treats every token by itself; None: there is none (Mamba).
       norm: the norm before and after both.
       pre_norms: whether the inputs of mixer and feed-forward are normed.
       post_norms: whether their outputs are normed before they are added.
@@ -56,8 +57,8 @@ class LayerConfig:
       streams: of how many residual streams the layer computes the first (`specjax.models.streams`); 0: there is only one.
     """
 
-    mixer: MixerConfig
-    feed: FeedConfig
+    mixer: MixerConfig | None
+    feed: FeedConfig | None
     norm: NormConfig = NormConfig()
     pre_norms: bool = True
     post_norms: bool = False
@@ -76,14 +77,27 @@ class LayerConfig:
         return Layer(self, width, dtype, rngs, kernel)
 
     @property
+    def mixers(self) -> tuple[MixerConfig, ...]:
+        """Its mixers: none, one, or several side by side."""
+        return () if self.mixer is None else self.mixer.parts
+
+    def given(self, kept: Kept) -> Any:
+        """What its module reads as `cache`, `past` or `shared`, of what the layer keeps."""
+        return None if self.mixer is None else self.mixer.given(kept)
+
+    def kept(self, delta: Any) -> Kept:
+        """What the layer keeps of its module's delta."""
+        return Kept() if self.mixer is None else self.mixer.kept(delta)
+
+    @property
     def norms_mixer(self) -> bool:
         """Whether it has a norm before its mixer."""
-        return self.pre_norms and self.mixer_norm
+        return self.mixer is not None and self.pre_norms and self.mixer_norm
 
     @property
     def norms_feed(self) -> bool:
         """Whether it has another norm before its feed-forward."""
-        return self.pre_norms and self.parallel != "one_norm"
+        return self.feed is not None and self.pre_norms and self.parallel != "one_norm"
 
     @property
     def experts(self) -> ExpertsConfig | None:
@@ -97,12 +111,14 @@ class Layer(nnx.Module):
     def __init__(self, config: LayerConfig, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None):
         c = config
         norm = lambda: c.norm.build(width, dtype)
-        setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
+        if c.mixer is not None:
+            setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
         if c.norms_mixer or c.sum_norms:
             self.attention_norm = norm()
         if c.norms_feed or c.sum_norms:
             self.mlp_norm = norm()
-        self.mlp = c.feed.build(width, dtype, rngs)
+        if c.feed is not None:
+            self.mlp = c.feed.build(width, dtype, rngs)
         if c.beside is not None:
             self.beside = Beside(c.beside, width, c.norm.eps, dtype, rngs)
         if c.post_norms:
@@ -118,7 +134,7 @@ class Layer(nnx.Module):
         self.config = c
 
     def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None):
-        """The stream after the layer, and the mixer's delta.
+        """The stream after the layer, and the mixer's delta; None without a mixer.
 
         Args:
           x: `[B, T, E]`, the residual stream; `[B, T, P E]` if the layer has P streams.
@@ -127,12 +143,14 @@ class Layer(nnx.Module):
           cache: see `Mixer`.
           past: see `Mixer`.
           positions: see `Mixer`.
-          skip: `[2]` bool, traced: whether to leave out the mixer, and the feed-forward.
+          skip: `[2]` bool, traced: whether to leave out the mixer, and the feed-forward, where the layer has them.
           shared: see `Mixer`.
           inputs: `[B, T, P]`, see `LayerInput`.
         """
 
-        def mix(x):
+        def mix(x) -> tuple[Any, Any]:
+            if self.config.mixer is None:
+                return x, None
             entered = self.entered(x)
             mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
             x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed)
@@ -140,6 +158,8 @@ class Layer(nnx.Module):
             return self.attention_norm(x) if self.config.sum_norms else x, delta
 
         def feed(x):
+            if self.config.feed is None:
+                return x
             read = x if self.config.parallel is None else stream
             normed = self.mlp_norm(read) if self.config.norms_feed else read
             fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed)
@@ -159,12 +179,13 @@ class Layer(nnx.Module):
 
     @property
     def mixer(self) -> Any:
-        """Its token mixer."""
-        return getattr(self, self.config.mixer.name)
+        """Its token mixer; None: it has none."""
+        return None if self.config.mixer is None else getattr(self, self.config.mixer.name)
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
-        return (*self.mixer.split_products(), *self.mlp.split_products())
+        parts = (self.mixer, None if self.config.feed is None else self.mlp)
+        return tuple(product for part in parts if part is not None for product in part.split_products())
 
     def entered(self, x):
         """The mixer's input, from the residual stream."""

@@ -23,11 +23,11 @@ from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.attention import AttentionConfig
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
-from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
+from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, seen_at
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
-from specjax.models.mixers import committed
+from specjax.models.mixers import Kept, committed
 from specjax.models.model_config import EmbeddingConfig, ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
@@ -134,7 +134,8 @@ class LlamaLM:
 
     def __post_init__(self):
         own = self.config.attentions
-        alike = len(own) == self.num_layers and all(one.value_dim == one.head_dim for one in own)
+        alike = len(own) == self.num_layers and not self.config.state_mixers
+        alike = alike and all(one.value_dim == one.head_dim for one in own)
         if self.old is not None and (self.has_windows or not alike):
             what = "has windows" if self.has_windows else "has others, or values of another width than keys"
             raise ValueError(
@@ -260,8 +261,9 @@ class LlamaLM:
             with self._precisely():
                 h = model.entered(config.embedding, h, block.positions)
         tables: dict[Any, Any] = {}
-        for mixer in (layer.mixer for layer in config.layers[lo:hi]):
-            if (key := (type(mixer), mixer.reads)) not in tables:
+        kinds = {layer.mixer: (type(layer.mixer), layer.mixer.reads) for layer in config.layers[lo:hi] if layer.mixer}
+        for mixer, key in kinds.items():
+            if key not in tables:
                 tables[key] = mixer.tables(block.positions, config.max_position_embeddings)
         positions = block.positions
         if past is not None:
@@ -271,35 +273,32 @@ class LlamaLM:
             with self._precisely():
                 inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
         own: dict[int, Any] = {} if below is None else self._by_layer(below)
-        made: list[tuple[int, Any]] = []
         for i in range(lo, hi):
-            mixer, source, place = config.layers[i].mixer, config.source(i), config.places[i]
+            layer, source, place = config.layers[i], config.source(i), config.places[i]
             if source < i and source not in own:
                 raise ValueError(
                     f"layer {i} reads the keys of layer {source}: pass layers() the delta of the layers below as `below`"
                 )
-            of_state = config.keeps_state(i)
             with jax.named_scope(f"layer_{i}"), self._precisely():
-                layer_cache = None if cache is None else cache.layer(place, block.length, of_state)
-                layer_past = None if past is None else past.layer(place, of_state)
+                layer_cache = None if cache is None else layer.given(seen_at(cache, place, block.length))
+                layer_past = None if past is None else layer.given(past.at(place))
                 left_out = None if skip is None else skip[i]
                 h = split_tokens(h) if block.split else h
-                h, own[i] = model.layers[i](
-                    h, tables[type(mixer), mixer.reads], block, layer_cache, layer_past, positions, left_out,
-                    None if source == i else own[source], None if inputs is None else inputs[:, :, i],
+                h, delta = model.layers[i](
+                    h, None if layer.mixer is None else tables[kinds[layer.mixer]], block, layer_cache, layer_past, positions,
+                    left_out, None if source == i else layer.given(own[source]), None if inputs is None else inputs[:, :, i],
                 )  # fmt: skip
-            if source == i:
-                made.append((i, own[i]))
-        slots = [delta for i, delta in made if not config.keeps_state(i)]
+                own[i] = layer.kept(delta)
+        slots = [own[i].slots for i in config.owners if lo <= i < hi]
         keys, values, *queries = tuple(zip(*slots, strict=True)) or ((), ())
         asked = queries[0] if queries else ()
-        states = tuple(delta for i, delta in made if config.keeps_state(i))
+        states = tuple(own[i].state for i in range(lo, hi) if config.places[i].state is not None)
         return h, KVDelta(keys, values, block.positions, asked, states)
 
-    def _by_layer(self, delta: KVDelta) -> dict[int, Any]:
-        """The parts of a delta by layer, from the first; layers that read another layer's keys are left out."""
-        owners = [i for i in range(self.num_layers) if self.config.source(i) == i and not self.config.keeps_state(i)]
-        return dict(zip(owners, zip(delta.key, delta.value, strict=True), strict=False))
+    def _by_layer(self, delta: KVDelta) -> dict[int, Kept]:
+        """The keys and values of a delta by layer, from the first; layers that read another layer's are left out."""
+        pairs = zip(delta.key, delta.value, strict=True)
+        return {i: Kept(pair) for i, pair in zip(self.config.owners, pairs, strict=False)}
 
     def values(self, params: Any, h: Array, layer: int) -> Array:
         """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it.
@@ -378,7 +377,8 @@ class LlamaLM:
         shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
         experts = self.config.experts.axis_counts if self.config.experts else {}
         heads = math.gcd(*(one.num_attention_heads for one in self.config.attentions))
-        return {"heads": heads, "kv_heads": shared} | experts
+        states = math.gcd(*(one.heads for one in self.config.state_mixers))
+        return {"heads": heads, "kv_heads": shared, "state_heads": states} | experts
 
     def cache_axes(self, cache: Any) -> Any:
         return cache.axes() if isinstance(cache, OldCache) else kv_axes(cache, self.config)

@@ -9,7 +9,7 @@ Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before a block, `M` t
 import abc
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,30 @@ from flax import nnx
 from specjax.lm import Block
 
 Array = jax.Array
+
+
+class Kept(NamedTuple):
+    """What a layer keeps of a text, or of a block's tokens.
+
+    Attributes:
+      slots: of a mixer with a slot per token; None: the layer has none.
+      state: of a mixer with a running state; None: the layer has none.
+    """
+
+    slots: Any = None
+    state: Any = None
+
+
+class Place(NamedTuple):
+    """Where a layer's part of a cache is.
+
+    Attributes:
+      slots: the index of its slots, among the layers with slots of their own; None: it reads none.
+      state: the index of its running state, among the layers with one; None: it has none.
+    """
+
+    slots: int | None = None
+    state: int | None = None
 
 
 class Mixer(nnx.Module):
@@ -69,6 +93,19 @@ class MixerConfig(abc.ABC):
         """
 
     @property
+    def parts(self) -> tuple["MixerConfig", ...]:
+        """The mixers that it is made of: itself or, side by side, others (`specjax.models.both`)."""
+        return (self,)
+
+    def given(self, kept: Kept) -> Any:
+        """What its module reads as `cache`, `past` or `shared`, of what its layer keeps."""
+        return kept.slots
+
+    def kept(self, delta: Any) -> Kept:
+        """What its layer keeps of its module's delta; the inverse of `given`."""
+        return Kept(slots=delta)
+
+    @property
     def reads(self) -> Hashable:
         """The values on which its tables depend. Layers with one kind of mixer and equal values share tables."""
         return ()
@@ -86,6 +123,12 @@ class StateMixerConfig(MixerConfig):
     So a commit must say how many of its tokens are real. Only decoding that never goes back can use such a mixer: a
     caller that writes slots again is refused (`committed`).
     """
+
+    def given(self, kept: Kept) -> Any:
+        return kept.state
+
+    def kept(self, delta: Any) -> Kept:
+        return Kept(state=delta)
 
     @abc.abstractmethod
     def init(self, width: int, batch: int, dtype: Any) -> Any:
@@ -106,6 +149,11 @@ class StateMixerConfig(MixerConfig):
     def axes(self, state: Any) -> Any:
         """Logical axis names of every leaf of a state; only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
+
+    @property
+    def heads(self) -> int:
+        """The number of parts into which its axes `state_heads` can be split; 0 if it has none."""
+        return 0
 
 
 def committed(

@@ -33,6 +33,7 @@ class MLPConfig:
       bias: whether its products have biases.
       gated: whether the activation of a third product multiplies the inner vector.
       sparsity: the share of that product's numbers that are cut off before the activation; see `cut_off`. 0: none are.
+      factors: the factors of that product, and of the output (Falcon-H1).
     """
 
     intermediate_size: int
@@ -40,6 +41,7 @@ class MLPConfig:
     bias: bool = False
     gated: bool = True
     sparsity: float = 0.0
+    factors: tuple[float, float] = (1.0, 1.0)
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> "MLP":
         """The module, for a model of `width`."""
@@ -61,7 +63,7 @@ class MLP(nnx.Module):
             self.gate = linear(width, config.intermediate_size)
         self.up = linear(width, config.intermediate_size)
         self.down = linear(config.intermediate_size, width)
-        self.hidden_act, self.sparsity = config.hidden_act, config.sparsity
+        self.hidden_act, self.sparsity, self.factors = config.hidden_act, config.sparsity, config.factors
         if config.hidden_act == "xielu":
             self.act = XIELU(dtype)
 
@@ -69,8 +71,10 @@ class MLP(nnx.Module):
         act = self.act if self.hidden_act == "xielu" else ACTIVATIONS[self.hidden_act]
         if not self.gated:
             return self.down(act(self.up(x)))
-        gate = cut_off(self.gate(x), self.sparsity) if self.sparsity else self.gate(x)
-        return self.down(act(gate) * self.up(x))
+        scaled = lambda x, by: x if by == 1 else x * jnp.asarray(by, x.dtype)
+        gate = scaled(self.gate(x), self.factors[0])
+        gate = cut_off(gate, self.sparsity) if self.sparsity else gate
+        return scaled(self.down(act(gate) * self.up(x)), self.factors[1])
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""

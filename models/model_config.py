@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from specjax.models.attention import AttentionConfig
+from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.layer import LayerConfig
 from specjax.models.layer_inputs import LayerInputsConfig
-from specjax.models.mixers import StateMixerConfig
+from specjax.models.mixers import MixerConfig, Place, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig, RopeScaling
@@ -138,19 +139,24 @@ class ModelConfig:
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
         """The mixers of the layers that have attention."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+        return tuple(one for layer in self.layers for one in layer.mixers if isinstance(one, AttentionConfig))
 
     @property
     def near(self) -> AttentionConfig:
         """The attention of the layers with a window or, without any, of the first layer that has attention.
 
         Raises:
-          ValueError: if no layer has attention.
+          ModelError: if no layer has attention.
         """
         found = sorted(self.attentions, key=lambda one: one.window is None)
         if not found:
-            raise ValueError("no layer of this model has attention, so it has no attention sizes for a file or a head")
+            raise ModelError("no layer of this model has attention, so it has no attention sizes for a file or a head")
         return found[0]
+
+    @property
+    def attention_sizes(self) -> AttentionConfig:
+        """`near` or, if no layer has attention, one head of the model's width: what a file says that must say something."""
+        return self.near if self.attentions else AttentionConfig(1, 1, self.hidden_size)
 
     @property
     def rope(self) -> RopeConfig:
@@ -159,8 +165,10 @@ class ModelConfig:
 
     @property
     def dense(self) -> MLPConfig:
-        """The MLP of the first layer, or the MLP that its experts replace."""
-        feed = self.layers[0].feed
+        """The MLP of the first layer with a feed-forward, or the MLP that its experts replace."""
+        feed = next((layer.feed for layer in self.layers if layer.feed is not None), None)
+        if feed is None:
+            return MLPConfig(4 * self.hidden_size)
         return feed.dense or MLPConfig(getattr(feed, "moe_intermediate_size", 4 * self.hidden_size))
 
     @property
@@ -174,43 +182,53 @@ class ModelConfig:
         Raises:
           ValueError: if it has another mixer.
         """
-        mixer = self.layers[layer].mixer
-        if not isinstance(mixer, AttentionConfig):
-            raise ValueError(f"layer {layer} has no attention, but {type(mixer).__name__}")
-        return mixer
+        mixers = self.layers[layer].mixers
+        found = next((one for one in mixers if isinstance(one, AttentionConfig)), None)
+        if found is None:
+            raise ValueError(f"layer {layer} has no attention, but {type(self.layers[layer].mixer).__name__}")
+        return found
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None: it attends to everything."""
-        return getattr(self.layers[layer].mixer, "window", None)
+        return getattr(self.slots(layer), "window", None)
 
     def source(self, layer: int) -> int:
         """The layer whose keys and values a layer reads: itself or an earlier one."""
-        source = getattr(self.layers[layer].mixer, "source", None)
+        source = getattr(self.slots(layer), "source", None)
         return layer if source is None else source
 
-    @property
-    def state_mixers(self) -> tuple[StateMixerConfig, ...]:
-        """The mixers of the layers that keep a running state."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixerConfig))
+    def slots(self, layer: int) -> MixerConfig | None:
+        """The layer's mixer with a slot per token; None: it has none."""
+        return next((one for one in self.layers[layer].mixers if not isinstance(one, StateMixerConfig)), None)
 
-    def keeps_state(self, layer: int) -> bool:
-        """Whether the layer's mixer keeps a running state instead of slots."""
-        return isinstance(self.layers[layer].mixer, StateMixerConfig)
+    def state(self, layer: int) -> StateMixerConfig | None:
+        """The layer's mixer with a running state; None: it has none."""
+        return next((one for one in self.layers[layer].mixers if isinstance(one, StateMixerConfig)), None)
 
     @functools.cached_property
-    def places(self) -> tuple[int, ...]:
-        """For every layer, the index of its data in a cache, among the layers with their own slots or among those with
-        a state."""
-        seen, places = {True: 0, False: 0}, []
-        for i in range(self.num_hidden_layers):
-            kind, owns = self.keeps_state(i), self.source(i) == i
-            places.append(seen[kind] if owns else places[self.source(i)])
-            seen[kind] += owns
-        return tuple(places)
+    def owners(self) -> tuple[int, ...]:
+        """The layers with slots of their own."""
+        layers = range(self.num_hidden_layers)
+        return tuple(i for i in layers if self.slots(i) is not None and self.source(i) == i)
+
+    @functools.cached_property
+    def state_mixers(self) -> tuple[StateMixerConfig, ...]:
+        """The mixers with a running state, one for each layer that has one."""
+        found = map(self.state, range(self.num_hidden_layers))
+        return tuple(one for one in found if one is not None)
+
+    @functools.cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where each layer's part of a cache is."""
+        layers = range(self.num_hidden_layers)
+        slots = {layer: at for at, layer in enumerate(self.owners)}
+        states = {layer: at for at, layer in enumerate(i for i in layers if self.state(i) is not None)}
+        return tuple(Place(slots.get(self.source(i)), states.get(i)) for i in layers)
 
     def tables(self, positions: Any, layer: int = 0) -> Any:
         """The tables of a layer's mixer for positions `[B, T]`; see `specjax.models.mixers.MixerConfig`."""
-        return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
+        mixer = self.layers[layer].mixer
+        return None if mixer is None else mixer.tables(positions, self.max_position_embeddings)
 
     def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
         """The model with every part of a kind replaced by `change(part)`."""

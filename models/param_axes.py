@@ -10,8 +10,10 @@ from specjax.sharding.rules import shardings
 _OUT_AXES = {
     "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
     "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
+    **dict.fromkeys(("z", "x", "dt", "conv_x", "gated_norm"), "state_heads"),
 }  # fmt: skip
-_IN_AXES = {"o": "heads", "down": "mlp"}
+_IN_AXES = {"o": "heads", "down": "mlp", "x_proj": "state_heads", "out_proj": "state_heads"}
+_FIRST = ("A_log", "D", "dt_bias")  # parameters whose first axis is one of heads of states
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
@@ -40,6 +42,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return (_OF_EACH[module], None)
     if kind == "bias" or (kind == "scale" and module in _OUT_AXES):
         return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
+    if kind in _FIRST or (kind == "taps" and module == "conv_x"):
+        return ("state_heads",) + (None,) * (ndim - 1)
     if kind == "sinks":
         return ("heads",)
     return (None,) * ndim

@@ -62,15 +62,22 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.mlp.gate"
         case ["layers", layer, "mlp", "experts", name]:
             module = f"model.layers.{layer}.mlp.experts.{{}}.{name}_proj"
+        case ["layers", layer, "mlp", "into_latent" | "out_of_latent" as name]:
+            module = f"model.layers.{layer}.mlp.{name}"
         case ["layers", layer, "mlp", "shared_gate"]:
             module = f"model.layers.{layer}.mlp.shared_expert_gate"
         case ["layers", layer, "mlp", "shared", name]:
             module = f"model.layers.{layer}.mlp.shared_experts.{name}_proj"
         case ["layers", layer, "mlp", name]:
             module = f"model.layers.{layer}.mlp.{name}_proj"
+        case ["layers", layer, "both", *inner]:
+            return hf_name(("layers", layer, *inner, keys[-1]))
+        case ["layers", layer, "mamba" | "mamba2", *inner]:
+            module = ".".join((f"model.layers.{layer}.mamba", *inner))
+            kind = keys[-1] if keys[-1] in ("A_log", "D", "dt_bias") else kind
         case _:
             raise ModelError(f"parameter {'.'.join(map(str, keys))} has no Hugging Face name")
-    return f"{module}.{kind}", keys[-1] == "kernel"
+    return f"{module}.{kind}", keys[-1] in ("kernel", "taps")
 
 
 def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

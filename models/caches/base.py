@@ -179,7 +179,7 @@ class OldCache(Pretty):
         bodies = tuple(policy.init(config, i, batch, capacity, dtype) for i in owners)
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
-    def layer(self, index: int, length: Array, of_state: bool = False) -> Slots:
+    def layer(self, index: int, length: Array) -> Slots:
         """The slots of a layer seen by queries after `length` `[B]` tokens."""
         key, value, seen = self.policy.read(self.bodies[index], self.folded)
         ring = self.rings[index]

@@ -235,7 +235,8 @@ def sparse(config: ModelConfig, experts: ExpertsConfig, uses: Sequence[bool] | N
     def change(i: int, layer: LayerConfig) -> LayerConfig:
         if uses is not None and not uses[i]:
             return layer
-        return dataclasses.replace(layer, feed=dataclasses.replace(experts, dense=layer.feed.dense))
+        dense = None if layer.feed is None else layer.feed.dense
+        return dataclasses.replace(layer, feed=dataclasses.replace(experts, dense=dense))
 
     return config.each(change)
 

@@ -46,18 +46,22 @@ _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
 )  # fmt: skip
 """Values that change nothing, and the fields that may have them."""
 
-_QK_NORM: Said = lambda c: any((c.near.qk_norm, c.near.qk_wide_norm, c.near.qk_head_norm))
+_QK_NORM: Said = lambda c: any(
+    (c.attention_sizes.qk_norm, c.attention_sizes.qk_wide_norm, c.attention_sizes.qk_head_norm)
+)
 _SAID: dict[str, Said] = {
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), _QK_NORM),
-    "attn_logit_softcapping": lambda c: c.near.soft_cap,
+    "attn_logit_softcapping": lambda c: c.attention_sizes.soft_cap,
     "final_logit_softcapping": lambda c: c.head.soft_cap,
-    "attention_multiplier": lambda c: c.near.scores_scale,
-    "query_pre_attn_scalar": lambda c: c.near.head_dim if c.near.scale is None else c.near.scale**-2,
+    "attention_multiplier": lambda c: c.attention_sizes.scores_scale,
+    "query_pre_attn_scalar": lambda c: (
+        c.attention_sizes.head_dim if c.attention_sizes.scale is None else c.attention_sizes.scale**-2
+    ),
     "embedding_multiplier": lambda c: c.embedding.scale,
     "residual_multiplier": lambda c: c.layers[0].residual_multiplier,
     "logits_scaling": lambda c: c.head.logits_scaling,
-    "partial_rotary_factor": lambda c: 0.0 if c.near.rope is None else c.near.rope.share,
-    "rotary_dim": lambda c: c.near.rotary_dim,
+    "partial_rotary_factor": lambda c: 0.0 if c.attention_sizes.rope is None else c.attention_sizes.rope.share,
+    "rotary_dim": lambda c: c.attention_sizes.rotary_dim,
     "hidden_activation": lambda c: c.dense.hidden_act,
     "routed_scaling_factor": lambda c: c.experts.routed_scaling_factor if c.experts else 1.0,
     "no_rope_layers": lambda c: [int(one.rope is not None) for one in c.attentions],

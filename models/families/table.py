@@ -48,6 +48,13 @@ from specjax.models.families.stablelm import STABLELM as STABLELM
 from specjax.models.families.opt import OPT as OPT
 from specjax.models.families.nemotron import NEMOTRON as NEMOTRON
 from specjax.models.families.modernbert import MODERNBERT as MODERNBERT
+from specjax.models.families.mamba import MAMBA as MAMBA
+from specjax.models.families.mamba import FALCON_MAMBA as FALCON_MAMBA
+from specjax.models.families.mamba import MAMBA_2 as MAMBA_2
+from specjax.models.families.jamba import JAMBA as JAMBA
+from specjax.models.families.jamba import BAMBA as BAMBA
+from specjax.models.families.falcon_h1 import FALCON_H1 as FALCON_H1
+from specjax.models.families.nemotron_h import NEMOTRON_H as NEMOTRON_H
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3
 from specjax.models.gemma_text import GEMMA3N as GEMMA3N

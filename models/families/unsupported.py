@@ -7,10 +7,6 @@ UNSUPPORTED = {
         "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
         "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM", "MiniMaxForCausalLM",
     ): f"layers of linear attention: {_STATE}",
-    (
-        "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
-        "FalconH1ForCausalLM", "NemotronHForCausalLM",
-    ): f"state space layers (Mamba): {_STATE}",
     ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
     (
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",

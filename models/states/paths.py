@@ -56,6 +56,19 @@ def ancestors(block: Block, before: int) -> Ancestors:
     return Ancestors(jnp.broadcast_to(block.visible, (len(block.visible), size, before + size)), False)
 
 
+def parents(ancestors: Ancestors) -> Array:
+    """The last token before each of the P + T tokens on its path, `[B or 1, P + T]` int32; -1: there is none, or no token of
+    the block follows it."""
+    seen, text = ancestors
+    at = jnp.arange(seen.shape[2], dtype=jnp.int32)
+    if text:
+        return at[None] - 1
+    follower = jnp.argmax(seen, axis=1)[:, :, None]
+    path = jnp.take_along_axis(seen, jnp.broadcast_to(follower, (*follower.shape[:2], seen.shape[2])), axis=1)
+    path = path & jnp.any(seen, axis=1)[:, :, None] & (at[None, None] < at[None, :, None])
+    return jnp.max(jnp.where(path, at[None, None], -1), axis=2)
+
+
 def every(past: Any, own: Any) -> Any:
     """What P tokens before a block and its own T tokens have, `[B, P + T, ...]` for each leaf; `past` may be None."""
     return own if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, own)
@@ -72,6 +85,7 @@ def convolved(kernel: Array, window: Array, inputs: Array, ancestors: Ancestors)
     """
     seen, text = ancestors
     width, size, total = len(kernel), seen.shape[1], seen.shape[2]
+    kernel = kernel[:, None, None]
     joined = jnp.concatenate([window, inputs], axis=1)
     if text:
         taps = (joined[:, total - size + at : total + at] for at in range(width))
@@ -118,9 +132,15 @@ def weights(log_decay: Array, count: Array) -> tuple[Array, Array]:
     Returns:
       `[B, ...]` and `[B, M, ...]`; the latter is 0 for tokens that are not on the path.
     """
-    own = real(count, log_decay.shape[1], log_decay)
-    since, later = since_each(own, 1)
-    return jnp.exp(since[:, 0]), real(count, log_decay.shape[1], jnp.exp(later))
+    left, later = sums(log_decay, count)
+    return jnp.exp(left), real(count, log_decay.shape[1], jnp.exp(later))
+
+
+def sums(x: Array, count: Array) -> tuple[Array, Array]:
+    """The sum of `x` `[B, M, ...]` over the first `count` `[B]` tokens of a path, `[B, ...]`; and over those of them after each
+    token, `[B, M, ...]`."""
+    since, later = since_each(real(count, x.shape[1], x), 1)
+    return since[:, 0], later
 
 
 def in_chunks(read: Callable[[Any, Any], tuple[Any, Any]], state: Any, own: Any, size: int = CHUNK) -> Any:

@@ -15,6 +15,7 @@ from specjax.draft import ModelDrafter, NoDrafter, TokenRecycling
 from specjax.expand import Static
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Mixer, StateMixerConfig, llama_config
+from specjax.models.both import BothConfig
 from specjax.models.linear import Linear
 from specjax.models.mixers import committed
 from specjax.prompts import Prompts
@@ -59,6 +60,13 @@ class Mean(Mixer):
 PLAIN = llama_config(24, 32, 48, 3, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True)
 MEANS = PLAIN.each(lambda i, layer: layer if i == 1 else dataclasses.replace(layer, mixer=MeanConfig()))
 LM, DRAFT = LlamaLM(MEANS), LlamaLM(MEANS.first(2))
+BOTH = BothConfig(PLAIN.near, MeanConfig(), (0.7, 1.3), (1.2, 0.6))
+PARTS = (
+    {"mixer": BOTH}, {"mixer": None}, {"feed": None}, {"mixer": MeanConfig(), "feed": None}, {"mixer": BOTH, "feed": None},
+)  # fmt: skip
+APART = LlamaLM(
+    dataclasses.replace(PLAIN, layers=tuple(dataclasses.replace(PLAIN.layers[0], **parts) for parts in PARTS))
+)
 PROMPTS, LENGTHS = jnp.asarray([[3, 1, 4, 1, 5, 3, 1, 4], [9, 2, 6, 0, 0, 0, 0, 0]], jnp.int32), jnp.asarray([8, 3])
 NEW, CAPACITY = 16, 40
 TREE = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
@@ -125,6 +133,48 @@ def test_a_commit_is_made_of_its_path_alone():
     src, dst = jnp.asarray([[0, 2, 1], [1, 1, 3]]), jnp.asarray([5, 7])
     after = committed(MeanConfig(), state, delta, src, dst, jnp.asarray([2, 0]))
     np.testing.assert_array_equal(after, np.asarray([[5.0, 6.0], state[1]], np.float32))
+
+
+def test_a_layer_keeps_slots_a_state_both_or_neither():
+    """A text in two passes, then one of two nodes, is a text in one; what is left out is as if it were not there."""
+    lm, tokens = APART, jnp.asarray([[3, 1, 4, 1, 5, 9]])
+    given = jax.tree.map(jnp.asarray, drawn(lm.init(jax.random.key(1)), seed=2))
+    assert [sorted(layer) for layer in given["layers"].values()] == [
+        ["attention_norm", "both", "mlp", "mlp_norm"], ["mlp", "mlp_norm"], ["attention", "attention_norm"],
+        ["attention_norm", "mean"], ["attention_norm", "both"],
+    ]  # fmt: skip
+    block = lambda lo, hi: Block(tokens[:, lo:hi], jnp.arange(lo, hi)[None], jnp.asarray([lo]))
+
+    @jax.jit
+    def runs(given):
+        whole = lm(given, block(0, 6), None, wants=Wants(logits=True)).logits
+        cache, parts = lm.init_cache(1, 8), []
+        for lo, hi in ((0, 3), (3, 4)):
+            out = lm(given, block(lo, hi), cache, wants=Wants(logits=True))
+            cache = lm.commit(cache, out.delta, None, jnp.asarray([lo]), jnp.asarray([hi - lo]))
+            parts.append(out.logits)
+        tree = Block(
+            jnp.asarray([[5, 7, 9]]), jnp.asarray([[4, 4, 5]]), jnp.asarray([4]),
+            visible=jnp.asarray([[[1, 0, 0], [0, 1, 0], [1, 0, 1]]], bool),
+        )  # fmt: skip
+        parts.append(lm(given, tree, cache, wants=Wants(logits=True)).logits[:, ::2])
+        h = lm.embed(given, tokens)
+        skip = jnp.asarray([[False, True], [True, True], [True, False], [True, True], [False, True]])
+        left = lm.layers(given, h, 0, 5, block(0, 6), None, skip=skip)[0]
+        return whole, jnp.concatenate(parts, axis=1), left
+
+    whole, parts, left = runs(given)
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
+    bare = dataclasses.replace(PLAIN, layers=(dataclasses.replace(PLAIN.layers[0], mixer=BOTH, feed=None),) * 2)
+    own = given | {
+        "layers": {
+            i: {name: given["layers"][at][name] for name in ("both", "attention_norm")} for i, at in ((0, 0), (1, 4))
+        }
+    }
+    want = LlamaLM(bare).layers(own, LlamaLM(bare).embed(own, tokens), 0, 2, block(0, 6), None)[0]
+    np.testing.assert_allclose(left, want, rtol=1e-5, atol=1e-5)
+    cache = lm.init_cache(1, 8)
+    assert len(cache.key) == 3 and len(cache.states) == 3
 
 
 def test_what_goes_back_is_refused():

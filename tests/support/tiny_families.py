@@ -248,6 +248,71 @@ MIMO_V2 = {
         SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.334},
     },
 }
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3}
+"""Sizes of Mamba-2 in Bamba and families that follow it."""
+GRANITE4_H = {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 20,
+    "shared_intermediate_size": 40,
+    "position_embedding_type": "nope",
+    "mamba_proj_bias": True,
+}
+FALCON_H1 = {
+    "num_key_value_heads": 2,
+    "mamba_d_ssm": 128,
+    "mamba_rms_norm": True,
+    "mamba_proj_bias": True,
+    "projectors_bias": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 1.7,
+    "mlp_multipliers": [0.8, 1.4],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8],
+    "pad_token_id": None,
+}
+NEMOTRON_H = {
+    "hybrid_override_pattern": "ME*M-",
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "use_bias": True,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "moe_latent_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "time_step_min": 1e-30,  # to which transformers clamps steps, but not those of a token alone
+    "pad_token_id": None,
+}
+JAMBA = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 3,
+    "mamba_d_state": 6,
+    "mamba_dt_rank": 5,
+    "mamba_proj_bias": True,
+    "pad_token_id": None,
+}
 SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
 QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -353,6 +418,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE | {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3, "attention_bias": True},
     ),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
+    "granite4_h": ("GraniteMoeHybrid", GRANITE | MAMBA2 | GRANITE4_H),
+    "mamba": ("Mamba", {"state_size": 6, "time_step_rank": 5, "use_bias": True, "residual_in_fp32": False}),
+    "falcon_mamba": ("FalconMamba", {"state_size": 6, "time_step_rank": 5, "tie_word_embeddings": False}),
+    "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "use_bias": True}),
+    "jamba": ("Jamba", JAMBA),
+    "bamba": ("Bamba", MAMBA2 | {"num_hidden_layers": 3, "num_key_value_heads": 2, "attn_layer_indices": [1], "pad_token_id": None}),
+    "falcon_h1": ("FalconH1", MAMBA2 | FALCON_H1),
+    "nemotron_h": ("NemotronH", NEMOTRON_H),
     "phi3": ("Phi3", PHI3),
     "phimoe": ("Phimoe", PHIMOE),
     "seed_oss": ("SeedOss", {"num_key_value_heads": 2, "head_dim": 24, "mlp_bias": True}),

@@ -26,7 +26,7 @@ class EagleLayer(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         self.attention = config.attention().build(config.hidden_size, dtype, rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm.eps, dtype)
-        self.mlp = config.layers[0].feed.build(config.hidden_size, dtype, rngs)
+        self.mlp = config.dense.build(config.hidden_size, dtype, rngs)
 
     def __call__(self, x, rope, block, cache, past, positions):
         attended, kv = self.attention(x, rope, block, cache, past, positions)

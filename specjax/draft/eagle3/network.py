@@ -33,7 +33,7 @@ class Eagle3(nnx.Module):
             self.tap_norms = nnx.List([norm(wide) for _ in range(head.taps)])
         self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
         self.attention = c.attention().build(width, dtype, rngs, inputs=2 * width)
-        self.mlp = c.layers[0].feed.build(width, dtype, rngs)
+        self.mlp = c.dense.build(width, dtype, rngs)
         if c.num_hidden_layers > 1:
             self.more = nnx.List([layer.build(width, dtype, rngs) for layer in c.layers[1:]])
         self.norm_before_residual = head.norm_before_residual

@@ -1,9 +1,10 @@
 """Keys and values in eight bits: their form in a cache, in place of an array, and how they are read.
 
 Each slot of a head has its own scale, so a token's numbers depend on that token alone. They are written once and never
-change, whatever follows.
+change, whatever follows. Where channels differ in range (latents and rotated channels, `specjax.models.latent`), equal parts
+of a head have scales of their own.
 
-Shapes: `H` head width.
+Shapes: `K` kv-heads, `H` head width, `G` parts of a head.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ class Scaled(Pretty):
     `values` come first, because the first leaf of a cache tells the cache's type.
 
     Attributes:
-      values: `[..., H]`, int8 or float8.
-      scale: `[...]` float32, one per slot and head.
+      values: `[B, K, S, H]` of a cache or `[B, T, K, H]` of a block, int8 or float8.
+      scale: `[B, K G, S]` or `[B, T, K G]` float32, one per slot and part of a head.
     """
 
     values: Any
@@ -42,28 +43,36 @@ class Scaled(Pretty):
         return self.values.shape
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> Array | Scaled:
-    """Zeros in the form of a cache of this type."""
+def empty(shape: tuple[int, ...], dtype: Any, count: int = 1) -> Array | Scaled:
+    """Zeros `[B, K, S, H]` in the form of a cache of this type, with `count` scales for each slot of a head."""
     zeros = jnp.zeros(shape, dtype)
-    return Scaled(zeros, jnp.zeros(shape[:-1], jnp.float32)) if zeros.dtype.name in LARGEST else zeros
+    batch, heads, slots, _ = shape
+    scales = lambda: jnp.zeros((batch, heads * count, slots), jnp.float32)
+    return Scaled(zeros, scales()) if zeros.dtype.name in LARGEST else zeros
 
 
 def stored(x: Array, like: Array | Scaled) -> Array | Scaled:
-    """Numbers `[..., H]` in the form of a cache that has `like`."""
+    """A block's numbers `[B, T, K, H]` in the form of a cache that has `like` `[B, K, S, H]`."""
     if not isinstance(like, Scaled):
         return x.astype(like.dtype)
     kind = like.values.dtype
-    x = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(x), axis=-1) / LARGEST[kind.name]
-    scaled = x / jnp.where(scale == 0, 1.0, scale)[..., None]
+    by_parts = _by_parts(x.astype(jnp.float32), like.scale.shape[1])
+    scale = jnp.max(jnp.abs(by_parts), axis=-1) / LARGEST[kind.name]
+    scaled = (by_parts / jnp.where(scale == 0, 1.0, scale)[..., None]).reshape(x.shape)
     return Scaled((jnp.round(scaled) if kind == jnp.int8 else scaled).astype(kind), scale)
 
 
 def read(x: Array | Scaled, dtype: Any) -> Array:
-    """Stored numbers as a plain array: an array as it is, anything else in `dtype`."""
+    """A block's stored numbers as a plain array: an array as it is, anything else in `dtype`."""
     if not isinstance(x, Scaled):
         return x
-    return (x.values.astype(jnp.float32) * x.scale[..., None]).astype(dtype)
+    by_parts = _by_parts(x.values.astype(jnp.float32), x.scale.shape[2])
+    return (by_parts * x.scale[..., None]).reshape(x.shape).astype(dtype)
+
+
+def _by_parts(x: Array, count: int) -> Array:
+    """`[B, T, K, H]` as `[B, T, K G, H / G]`, of which there are `count`."""
+    return x.reshape(*x.shape[:2], count, -1)
 
 
 def parts(x: Array | Scaled | None) -> tuple[Array | None, Array | None]:

@@ -8,6 +8,7 @@ Shapes: `K` kv-heads, `H` head width, `G` parts of a head.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -44,35 +45,35 @@ class Scaled(Pretty):
 
 
 def empty(shape: tuple[int, ...], dtype: Any, count: int = 1) -> Array | Scaled:
-    """Zeros `[B, K, S, H]` in the form of a cache of this type, with `count` scales for each slot of a head."""
+    """Zeros `[..., K, S, H]` in the form of a cache of this type, with `count` scales for each slot of a head."""
     zeros = jnp.zeros(shape, dtype)
-    batch, heads, slots, _ = shape
-    scales = lambda: jnp.zeros((batch, heads * count, slots), jnp.float32)
-    return Scaled(zeros, scales()) if zeros.dtype.name in LARGEST else zeros
+    of_scales = shape[:-1] if count == 1 else (*shape[:-3], shape[-3] * count, shape[-2])
+    return Scaled(zeros, jnp.zeros(of_scales, jnp.float32)) if zeros.dtype.name in LARGEST else zeros
 
 
 def stored(x: Array, like: Array | Scaled) -> Array | Scaled:
-    """A block's numbers `[B, T, K, H]` in the form of a cache that has `like` `[B, K, S, H]`."""
+    """A block's numbers `[..., K, H]` in the form of a cache that has `like` `[..., K, S, H]`."""
     if not isinstance(like, Scaled):
         return x.astype(like.dtype)
     kind = like.values.dtype
-    by_parts = _by_parts(x.astype(jnp.float32), like.scale.shape[1])
+    by_parts = _by_parts(x.astype(jnp.float32), like)
     scale = jnp.max(jnp.abs(by_parts), axis=-1) / LARGEST[kind.name]
     scaled = (by_parts / jnp.where(scale == 0, 1.0, scale)[..., None]).reshape(x.shape)
     return Scaled((jnp.round(scaled) if kind == jnp.int8 else scaled).astype(kind), scale)
 
 
 def read(x: Array | Scaled, dtype: Any) -> Array:
-    """A block's stored numbers as a plain array: an array as it is, anything else in `dtype`."""
+    """A block's stored numbers `[..., K, H]` as a plain array: an array as it is, anything else in `dtype`."""
     if not isinstance(x, Scaled):
         return x
-    by_parts = _by_parts(x.values.astype(jnp.float32), x.scale.shape[2])
+    by_parts = _by_parts(x.values.astype(jnp.float32), x)
     return (by_parts * x.scale[..., None]).reshape(x.shape).astype(dtype)
 
 
-def _by_parts(x: Array, count: int) -> Array:
-    """`[B, T, K, H]` as `[B, T, K G, H / G]`, of which there are `count`."""
-    return x.reshape(*x.shape[:2], count, -1)
+def _by_parts(x: Array, like: Scaled) -> Array:
+    """`[..., K, H]` as `[..., K G, H / G]`, for the scales of `like`."""
+    width = math.prod(like.values.shape) // math.prod(like.scale.shape)
+    return x.reshape(*x.shape[:-2], -1, width)
 
 
 def parts(x: Array | Scaled | None) -> tuple[Array | None, Array | None]:

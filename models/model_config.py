@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
+from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer import LayerConfig
 from specjax.models.layer_inputs import LayerInputsConfig
-from specjax.models.mixers import MixerConfig, Place, StateMixerConfig
+from specjax.models.mixers import Place, SlotMixerConfig, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig, RopeScaling
@@ -142,13 +143,20 @@ class ModelConfig:
         return tuple(one for layer in self.layers for one in layer.mixers if isinstance(one, AttentionConfig))
 
     @property
+    def slot_mixers(self) -> tuple[SlotMixerConfig, ...]:
+        """The mixers of the layers that keep one slot per token."""
+        return tuple(one for layer in self.layers for one in layer.mixers if isinstance(one, SlotMixerConfig))
+
+    @property
     def near(self) -> AttentionConfig:
-        """The attention of the layers with a window or, without any, of the first layer that has attention.
+        """The attention of the layers with a window or, without any, of the first layer that has attention; of latent
+        attention, that over the keys and values that it would make.
 
         Raises:
           ModelError: if no layer has attention.
         """
-        found = sorted(self.attentions, key=lambda one: one.window is None)
+        latent = [one.made for one in self.slot_mixers if isinstance(one, LatentAttentionConfig)]
+        found = sorted((*self.attentions, *latent[:1]), key=lambda one: one.window is None)
         if not found:
             raise ModelError("no layer of this model has attention, so it has no attention sizes for a file or a head")
         return found[0]
@@ -156,12 +164,18 @@ class ModelConfig:
     @property
     def attention_sizes(self) -> AttentionConfig:
         """`near` or, if no layer has attention, one head of the model's width: what a file says that must say something."""
-        return self.near if self.attentions else AttentionConfig(1, 1, self.hidden_size)
+        return self.near if self.slot_mixers else AttentionConfig(1, 1, self.hidden_size)
 
     @property
     def rope(self) -> RopeConfig:
         """The rope of the layers of `near`, or of others if those have none."""
-        return self.near.rope or next((one.rope for one in self.attentions if one.rope is not None), RopeConfig())
+        return self.near.rope or next(iter(self.ropes), RopeConfig())
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The ropes of all layers that have one."""
+        found = (getattr(layer.mixer, "rope", None) for layer in self.layers)
+        return tuple(rope for rope in found if isinstance(rope, RopeConfig))
 
     @property
     def dense(self) -> MLPConfig:
@@ -174,7 +188,7 @@ class ModelConfig:
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
         """The number of kv-heads and their width, for every kind of attention in the model."""
-        return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
+        return frozenset((one.slots.heads, one.slots.key) for one in self.slot_mixers)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
         """The attention of a layer.
@@ -190,18 +204,18 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None: it attends to everything."""
-        return getattr(self.slots(layer), "window", None)
+        return getattr(self.slot_mixer(layer), "window", None)
 
     def source(self, layer: int) -> int:
         """The layer whose keys and values a layer reads: itself or an earlier one."""
-        source = getattr(self.slots(layer), "source", None)
+        source = getattr(self.slot_mixer(layer), "source", None)
         return layer if source is None else source
 
-    def slots(self, layer: int) -> MixerConfig | None:
+    def slot_mixer(self, layer: int) -> SlotMixerConfig | None:
         """The layer's mixer with a slot per token; None: it has none."""
-        return next((one for one in self.layers[layer].mixers if not isinstance(one, StateMixerConfig)), None)
+        return next((one for one in self.layers[layer].mixers if isinstance(one, SlotMixerConfig)), None)
 
-    def state(self, layer: int) -> StateMixerConfig | None:
+    def state_mixer(self, layer: int) -> StateMixerConfig | None:
         """The layer's mixer with a running state; None: it has none."""
         return next((one for one in self.layers[layer].mixers if isinstance(one, StateMixerConfig)), None)
 
@@ -209,12 +223,12 @@ class ModelConfig:
     def owners(self) -> tuple[int, ...]:
         """The layers with slots of their own."""
         layers = range(self.num_hidden_layers)
-        return tuple(i for i in layers if self.slots(i) is not None and self.source(i) == i)
+        return tuple(i for i in layers if self.slot_mixer(i) is not None and self.source(i) == i)
 
     @functools.cached_property
     def state_mixers(self) -> tuple[StateMixerConfig, ...]:
         """The mixers with a running state, one for each layer that has one."""
-        found = map(self.state, range(self.num_hidden_layers))
+        found = map(self.state_mixer, range(self.num_hidden_layers))
         return tuple(one for one in found if one is not None)
 
     @functools.cached_property
@@ -222,7 +236,7 @@ class ModelConfig:
         """Where each layer's part of a cache is."""
         layers = range(self.num_hidden_layers)
         slots = {layer: at for at, layer in enumerate(self.owners)}
-        states = {layer: at for at, layer in enumerate(i for i in layers if self.state(i) is not None)}
+        states = {layer: at for at, layer in enumerate(i for i in layers if self.state_mixer(i) is not None)}
         return tuple(Place(slots.get(self.source(i)), states.get(i)) for i in layers)
 
     def tables(self, positions: Any, layer: int = 0) -> Any:
@@ -249,7 +263,8 @@ class ModelConfig:
     def only(self, layer: int) -> "ModelConfig":
         """The model of one layer, with its own keys."""
         own = self.layers[layer]
-        own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
+        if isinstance(own.mixer, AttentionConfig):
+            own = dataclasses.replace(own, mixer=dataclasses.replace(own.mixer, source=None))
         return dataclasses.replace(self, layers=(own,))
 
     def plain(self, layers: int = 1) -> "ModelConfig":

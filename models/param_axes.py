@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
-    "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
+    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
     "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
     **dict.fromkeys(("z", "x", "dt", "conv_x", "gated_norm"), "state_heads"),
 }  # fmt: skip
@@ -59,7 +59,7 @@ def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
     """
     counts = {}
     if config is not None:
-        own = config.attention()
+        own = config.slot_mixers[0]
         counts = {"heads": own.num_attention_heads, "kv_heads": own.num_key_value_heads}
         counts |= config.experts.axis_counts if config.experts else {}
     return shardings(mesh, param_axes(params), params, counts)

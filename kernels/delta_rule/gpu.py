@@ -46,12 +46,11 @@ def attend(query, key, value, strength, log_decay, known, seen, sums, *, interpr
 def _kernel(query, key, value, strength, log_decay, known, seen, sums, out, *, served, shared):
     columns = pl.ds(pl.program_id(0) * COLUMNS, COLUMNS)
     n, r, b = pl.program_id(1) // served, pl.program_id(1) % served, pl.program_id(2)
-    of_head = (triton.load(x.at[b, n]) for x in (query, key))
-    rows = (triton.load(x.at[b, n, r]) for x in (strength, log_decay))
-    wide = (triton.load(x.at[b, n, r, :, columns]) for x in (value, known, sums))
-    value, known, sums = wide
+    query, key = (triton.load(x.at[b, n]) for x in (query, key))
+    strength, log_decay = (triton.load(x.at[b, n, r]) for x in (strength, log_decay))
+    value, known, sums = (triton.load(x.at[b, n, r, :, columns]) for x in (value, known, sums))
     seen = triton.load(seen.at[jnp.int32(0) if shared else b])
-    made = outputs(*of_head, value, *rows, known, seen, sums, _substituted)
+    made = outputs(query, key, value, strength, log_decay, known, seen, sums, _substituted)
     for which, x in enumerate(made):
         triton.store(out.at[jnp.int32(which), b, n, r, :, columns], x)
 

@@ -52,10 +52,10 @@ def attend(query, key, value, strength, log_decay, known, seen, sums, *, interpr
 def _kernel(query, key, value, strength, log_decay, known, seen, sums, out):
     for n in range(sums.shape[1]):
         for r in range(sums.shape[2]):
-            one = (x[0, n, r] for x in (value, strength, log_decay, known))
             out[0, 0, n, r], out[1, 0, n, r] = outputs(
-                query[0, n], key[0, n], *one, seen[0], sums[0, n, r], _substituted
-            )
+                query[0, n], key[0, n], value[0, n, r], strength[0, n, r], log_decay[0, n, r], known[0, n, r], seen[0],
+                sums[0, n, r], _substituted,
+            )  # fmt: skip
 
 
 def _substituted(below: Array, wanted: Array) -> Array:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.path_decays import decays
 from specjax.lm import Block
 from specjax.models.linear import Linear
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -139,7 +140,7 @@ def read(sums: Array, added: Array, b: Array, log_decay: Array, c: Array, seen: 
       seen: `paths.Ancestors.seen`.
     """
     groups, exact = b.shape[2], functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    from_state, left = paths.decays(log_decay, seen)
+    from_state, left = decays(log_decay, seen)
     by_group = lambda x: x.reshape(*x.shape[:-1], groups, -1)
     mix = by_group(left) * exact("btgs,bjgs->btjg", c, b)[..., None]
     own = exact("btjgh,bjghw->btghw", mix, added.reshape(*added.shape[:2], groups, -1, added.shape[3]))

@@ -25,7 +25,7 @@ def hybrid(config: ModelConfig, mixer: StateMixerConfig, attends: list[bool]) ->
 
 def attends(config: ModelConfig) -> list[bool]:
     """Which layers have attention."""
-    return [config.slots(i) is not None for i in range(config.num_hidden_layers)]
+    return [config.slot_mixer(i) is not None for i in range(config.num_hidden_layers)]
 
 
 def _every(get: Fields, kind: str, layers: int) -> list[bool]:

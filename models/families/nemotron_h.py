@@ -68,7 +68,7 @@ def _kind(config: ModelConfig, i: int) -> str:
     layer = config.layers[i]
     if layer.mixer is None:
         return "-" if layer.experts is None else "E"
-    return "M" if config.state(i) is not None else "*"
+    return "M" if config.state_mixer(i) is not None else "*"
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

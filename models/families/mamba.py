@@ -46,14 +46,20 @@ def _read_2(get: Fields, plain: ModelConfig) -> ModelConfig:
     return _only(plain, own)
 
 
-_OUTER = {"model.layers": "backbone.layers", "model.embed_tokens": "backbone.embeddings", "model.norm": "backbone.norm_f"}
+_OUTER = {
+    "model.layers": "backbone.layers",
+    "model.embed_tokens": "backbone.embeddings",
+    "model.norm": "backbone.norm_f",
+}
 _SHELL = {"input_layernorm": "norm"}
 _FIELDS = state_spaces.NO_ATTENTION | {
     "rms_norm_eps": ("layer_norm_epsilon",), "mamba_expand": ("expand",), "mamba_d_conv": ("conv_kernel",),
     "mamba_d_state": ("state_size",), "mamba_conv_bias": ("use_conv_bias",), "mamba_proj_bias": ("use_bias",),
     "num_hidden_layers": ("num_hidden_layers", "n_layer"),
 }  # fmt: skip
-_FIELDS_1 = {name: own for name, own in _FIELDS.items() if name != "intermediate_size"} | {"mamba_dt_rank": ("time_step_rank",)}
+_FIELDS_1 = {name: own for name, own in _FIELDS.items() if name != "intermediate_size"} | {
+    "mamba_dt_rank": ("time_step_rank",)
+}
 _FIELDS_2 = _FIELDS | {
     "mamba_n_heads": ("num_heads",), "mamba_d_head": ("head_dim",), "mamba_n_groups": ("n_groups",),
 }  # fmt: skip

@@ -46,13 +46,17 @@ _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
 )  # fmt: skip
 """Values that change nothing, and the fields that may have them."""
 
-_QK_NORM: Said = lambda c: any((c.attention_sizes.qk_norm, c.attention_sizes.qk_wide_norm, c.attention_sizes.qk_head_norm))
+_QK_NORM: Said = lambda c: any(
+    (c.attention_sizes.qk_norm, c.attention_sizes.qk_wide_norm, c.attention_sizes.qk_head_norm)
+)
 _SAID: dict[str, Said] = {
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), _QK_NORM),
     "attn_logit_softcapping": lambda c: c.attention_sizes.soft_cap,
     "final_logit_softcapping": lambda c: c.head.soft_cap,
     "attention_multiplier": lambda c: c.attention_sizes.scores_scale,
-    "query_pre_attn_scalar": lambda c: c.attention_sizes.head_dim if c.attention_sizes.scale is None else c.attention_sizes.scale**-2,
+    "query_pre_attn_scalar": lambda c: (
+        c.attention_sizes.head_dim if c.attention_sizes.scale is None else c.attention_sizes.scale**-2
+    ),
     "embedding_multiplier": lambda c: c.embedding.scale,
     "residual_multiplier": lambda c: c.layers[0].residual_multiplier,
     "logits_scaling": lambda c: c.head.logits_scaling,

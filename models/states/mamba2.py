@@ -123,9 +123,7 @@ def after(sums: Array, added: Array, b: Array, log_decay: Array, count: Array) -
     left, weight = paths.weights(log_decay, count)
     groups, shape = b.shape[2], sums.shape
     by_group = lambda x: x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
-    more = jnp.einsum(
-        "bmghw,bmgs->bghws", by_group(added * weight[..., None]), b, precision=jax.lax.Precision.HIGHEST
-    )
+    more = jnp.einsum("bmghw,bmgs->bghws", by_group(added * weight[..., None]), b, precision=jax.lax.Precision.HIGHEST)
     return sums * left[:, :, None, None] + more.reshape(shape)
 
 

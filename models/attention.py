@@ -46,6 +46,7 @@ class AttentionConfig(SlotMixerConfig):
       soft_cap: keeps scores within this distance of zero, by a tanh.
       sinks: whether every head has a learned score without a value that takes part in its softmaxes.
       v_head_dim: W; None: H.
+      key_scale: the factor of keys before their norm and rope (Falcon-H1).
       value_scale: the factor of values (MiMo-V2).
       value_is_key: whether values are the output of the key projection, before norm and rope.
       value_norm: the norm of values, without a scale.
@@ -70,6 +71,7 @@ class AttentionConfig(SlotMixerConfig):
     soft_cap: float | None = None
     sinks: bool = False
     v_head_dim: int | None = None
+    key_scale: float = 1.0
     value_scale: float = 1.0
     value_is_key: bool = False
     value_norm: NormConfig | None = None
@@ -181,7 +183,8 @@ class Attention(Mixer):
 
     def keys(self, x, rope):
         """`[B, T, K, H]`, rotated."""
-        return self._placed(self.k(x), "k", rope)
+        keys, scale = self.k(x), self.config.key_scale
+        return self._placed(keys if scale == 1 else keys * jnp.asarray(scale, keys.dtype), "k", rope)
 
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
         """Returns the output, the block's (key, value), and the block's queries where the cache asks for them.

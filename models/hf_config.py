@@ -162,7 +162,9 @@ def _shared(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:
-    """The fields of families with one rope, in the layout of transformers 4."""
+    """The fields of families with one rope, in the layout of transformers 4; none of a model without attention."""
+    if not config.attentions:
+        return {}
     return {"rope_theta": config.rope.theta, "rope_scaling": hf_rope.to_hf(config.rope.scaling)}
 
 

@@ -228,7 +228,8 @@ class LlamaLM:
     def embed(self, params: Any, tokens: Array) -> Array:
         """Embeddings `[B, T, E]` of ids `[B, T]`, in float32. Ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
-        scale = jnp.asarray(self.config.embedding.scale, jnp.float32 if self.layer_cast else table.dtype)
+        exact = self.layer_cast or self.config.embedding.exact
+        scale = jnp.asarray(self.config.embedding.scale, jnp.float32 if exact else table.dtype)
         h = embedded(table, tokens, self.vocab_size) * scale.astype(jnp.float32)
         if self.config.embedding.width is None:
             return h

@@ -46,7 +46,8 @@ class EmbeddingConfig:
       vocab_size: the number of tokens.
       width: the width of the table; None: the model's. With another width, one matrix follows the table, and one precedes
         the head.
-      scale: the factor of embeddings, rounded to their type.
+      scale: the factor of embeddings.
+      exact: whether that factor is float32, and not rounded to the type of embeddings.
       positions: learned vectors of positions, which are added to embeddings; None: there are none.
       norm: the norm of the first layer's input; None: it has none.
       layer_inputs: the further inputs of every layer; None: there are none.
@@ -56,6 +57,7 @@ class EmbeddingConfig:
     vocab_size: int
     width: int | None = None
     scale: float = 1.0
+    exact: bool = False
     positions: PositionsConfig | None = None
     norm: NormConfig | None = None
     layer_inputs: LayerInputsConfig | None = None

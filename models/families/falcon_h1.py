@@ -3,6 +3,7 @@ parametrisation)."""
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from specjax.models.both import BothConfig
@@ -20,6 +21,12 @@ _ONES = {
         "ssm_in_multiplier", "ssm_out_multiplier",
     )
 }  # fmt: skip
+
+
+def _inverse(x: float) -> float:
+    """The number whose reciprocal is x where there is one, so that a file reads back as the same model."""
+    near = (1 / x, math.nextafter(1 / x, 0), math.nextafter(1 / x, math.inf))
+    return next((one for one in near if 1 / one == x), near[0])
 
 
 def _several(get: Fields, name: str, count: int) -> tuple[float, ...]:
@@ -45,14 +52,13 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     )  # fmt: skip
     config = biases(get, plain)
     config = config.every(MLPConfig, factors=_several(get, "mlp_multipliers", 2))
-    scale = None if by["key_multiplier"] == 1 else config.near.head_dim**-0.5 * by["key_multiplier"]
-    attention = dataclasses.replace(config.near, scale=scale)
+    attention = dataclasses.replace(config.near, key_scale=by["key_multiplier"])
     both = BothConfig(
         attention, own, (by["attention_in_multiplier"], by["attention_out_multiplier"]),
         (by["ssm_in_multiplier"], by["ssm_out_multiplier"]),
     )  # fmt: skip
     config = config.each(lambda i, layer: dataclasses.replace(layer, mixer=both))
-    config = config.every(EmbeddingConfig, scale=by["embedding_multiplier"])
+    config = config.every(EmbeddingConfig, scale=by["embedding_multiplier"], exact=True)
     return config.every(HeadConfig, logits_scaling=1 / by["lm_head_multiplier"])
 
 
@@ -65,9 +71,9 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     return state_spaces.mamba2_to_hf(config) | own | {
         "mamba_d_ssm": state.inner, "mamba_rms_norm": state.norm is not None, "mamba_norm_before_gate": state.norm_first,
         "projectors_bias": state.out_bias, "ssm_multipliers": list(state.scales),
-        "mlp_multipliers": list(config.dense.factors), "lm_head_multiplier": 1 / config.head.logits_scaling,
+        "mlp_multipliers": list(config.dense.factors), "lm_head_multiplier": _inverse(config.head.logits_scaling),
         "embedding_multiplier": config.embedding.scale,
-        "key_multiplier": attention.scores_scale * attention.head_dim**0.5,
+        "key_multiplier": attention.key_scale,
         "attention_in_multiplier": both.slots_factors[0], "attention_out_multiplier": both.slots_factors[1],
         "ssm_in_multiplier": both.state_factors[0], "ssm_out_multiplier": both.state_factors[1],
     }  # fmt: skip

@@ -31,7 +31,7 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     scales = [one.scale for one in config.attentions]
-    return {"scale_attn_weights": scales[0] is None, "scale_attn_by_inverse_layer_idx": len({*scales}) > 1}
+    return {"scale_attn_weights": config.near.scale is None, "scale_attn_by_inverse_layer_idx": len({*scales}) > 1}
 
 
 _MODULES = {

@@ -1,5 +1,6 @@
-"""Granite 3, its models with experts, and Granite 4 (huggingface.co/ibm-granite): Llama's layers, with multipliers. Most layers of
-a hybrid Granite 4 have Mamba-2 in place of attention.
+"""Granite 3, its models with experts, and Granite 4 (huggingface.co/ibm-granite): Llama's layers, with multipliers.
+
+Most layers of a hybrid Granite 4 have Mamba-2 in place of attention.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
-"""Jamba (arXiv:2403.19887) and Bamba (huggingface.co/ibm-ai-platform): Llama's layers, of which most have a state space in place
-of attention. Jamba has Mamba, experts in some layers and no positions; Bamba has Mamba-2.
+"""Jamba (arXiv:2403.19887) and Bamba (huggingface.co/ibm-ai-platform): Llama's layers, most with a state space, not attention.
+
+Jamba has Mamba, experts in some layers and no positions; Bamba has Mamba-2.
 """
 
 import dataclasses

@@ -36,17 +36,17 @@ def _types(get: Fields) -> list[str]:
     return state_spaces.kinds(types, len(types) if isinstance(types, list) else 0, _KINDS, "layers_block_type")
 
 
-def _experts(get: Fields) -> ExpertsConfig:
-    latent, act = get("moe_latent_size"), base.activation(get)
+def _experts(get: Fields, mlp: MLPConfig) -> ExpertsConfig:
+    latent, act = get("moe_latent_size"), mlp.hidden_act
     if latent is not None and not is_size(latent):
         raise ModelError(f"config.json: moe_latent_size must be a positive integer or null, not {shown(latent)}")
-    if get("mlp_bias"):
+    if mlp.bias:
         raise ModelError("config.json: mlp_bias true is not supported in a Nemotron-H with experts")
     if not is_size(get("moe_shared_expert_intermediate_size")):
         raise ModelError("config.json needs positive integers for: moe_shared_expert_intermediate_size")
     shared = MLPConfig(get("moe_shared_expert_intermediate_size"), act, gated=False)
     found = hf_experts.by_groups(hf_experts.routed(get), norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
-    return dataclasses.replace(found, shared=shared, ungated=act, latent_size=latent)
+    return dataclasses.replace(found, shared=shared, ungated=act, latent_size=latent, dense=mlp)
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
@@ -60,7 +60,7 @@ def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
         own = state_spaces.mamba2(get, None, plain.norm, **state_spaces.proj_bias(get))
         parts["mamba"] = {"mixer": own, "feed": None}
     if "moe" in types:
-        parts["moe"] = {"mixer": None, "feed": _experts(get)}
+        parts["moe"] = {"mixer": None, "feed": _experts(get, mlp)}
     return plain.each(lambda i, layer: LayerConfig(**parts[types[i]], norm=plain.norm))
 
 
@@ -104,11 +104,6 @@ def tensor_name(name: str) -> str:
     return base.renamed(name, _MODULES, _OUTER).replace(".score_bias", ".e_score_correction_bias")
 
 
-def _text(tensors, config):
-    """Files of transformers 5 may have another prefix."""
-    return {re.sub(r"^model\.", "backbone.", name): own for name, own in tensors.items() if not name.startswith("mtp.")}
-
-
 NEMOTRON_H = Family(
     "nemotron_h", "NemotronHForCausalLM",
     state_spaces.USUAL | {
@@ -121,7 +116,7 @@ NEMOTRON_H = Family(
     },
     _read, _write, {"sliding_window": (None,), "attention_bias": (False, None), "mamba_hidden_act": ("silu", None),
                     "n_shared_experts": (1, None)},
-    rope=None, names=tensor_name, text=_text,
+    rope=None, names=tensor_name,
     fields={
         "num_hidden_layers": (), "rms_norm_eps": ("layer_norm_epsilon",), "hidden_act": ("mlp_hidden_act",),
         "mamba_n_heads": ("mamba_num_heads",), "mamba_d_head": ("mamba_head_dim",), "mamba_d_state": ("ssm_state_size",),
@@ -129,6 +124,6 @@ NEMOTRON_H = Family(
         "mamba_conv_bias": ("use_conv_bias", "mamba_conv_bias"), "mamba_proj_bias": ("use_bias",),
         "time_step_limit": ("time_step_limit", "mamba_dt_limit"),
     },
-    note="the kind of every layer (`hybrid_override_pattern`, `layers_block_type`), groups of experts (`n_group`), experts in a "
-    "narrower space (`moe_latent_size`), limits of steps (`time_step_limit`)",
+    note="the kind of every layer (`hybrid_override_pattern`, `layers_block_type`), groups of experts (`n_group`), experts in "
+    "a narrower space (`moe_latent_size`), limits of steps (`time_step_limit`)",
 )  # fmt: skip

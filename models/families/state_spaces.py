@@ -117,10 +117,11 @@ def _check(sizes: Mapping[str, Any]) -> None:
 
 
 def _limit(limit: Any) -> tuple[float, float]:
-    """`time_step_limit`; transformers writes the infinite end as a number or, in strict JSON, as an object."""
+    """`time_step_limit`; transformers writes an infinite end as a number or as an object."""
     if limit is None:
         return 0.0, math.inf
-    ends = [math.inf if isinstance(end, dict) else end for end in limit] if isinstance(limit, list | tuple) else []
+    ends = limit if isinstance(limit, list | tuple) else []
+    ends = [math.inf if end == {"__float__": "Infinity"} else end for end in ends]
     numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
     if len(ends) != 2 or not numbers or not 0 <= ends[0] <= ends[1]:
         raise ModelError(f"config.json: time_step_limit must be two numbers in order, not {shown(limit)}")
@@ -141,7 +142,7 @@ def mamba2_to_hf(config: ModelConfig) -> dict[str, Any]:
     return limit | {
         "mamba_n_heads": own.num_heads, "mamba_d_head": own.head_dim, "mamba_n_groups": own.groups,
         "mamba_d_state": own.state_size, "mamba_d_conv": own.kernel_size, "mamba_conv_bias": own.conv_bias,
-        "mamba_expand": ratio(own.inner, config.hidden_size), "mamba_proj_bias": own.in_bias,
+        "mamba_expand": _times(own.inner, config), "mamba_proj_bias": own.in_bias,
     }  # fmt: skip
 
 
@@ -152,14 +153,14 @@ def mamba_to_hf(config: ModelConfig) -> dict[str, Any]:
         return {}
     return {
         "mamba_d_state": own.state_size, "mamba_d_conv": own.kernel_size, "mamba_dt_rank": own.rank,
-        "mamba_expand": ratio(own.channels, config.hidden_size), "mamba_conv_bias": own.conv_bias,
+        "mamba_expand": _times(own.channels, config), "mamba_conv_bias": own.conv_bias,
         "mamba_proj_bias": own.bias,
     }  # fmt: skip
 
 
-def ratio(wide: int, width: int) -> int | float:
-    """How many times as wide; a whole number where it is one."""
-    return wide // width if wide % width == 0 else wide / width
+def _times(channels: int, config: ModelConfig) -> int:
+    """`mamba_expand`, which transformers reads as a whole number; of other widths, one that reads back as another model."""
+    return max(1, channels // config.hidden_size)
 
 
 def kinds(types: Any, layers: int, known: Mapping[str, Any], name: str = "layer_types") -> list[Any]:

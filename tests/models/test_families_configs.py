@@ -162,13 +162,28 @@ def test_a_model_is_written_as_the_family_that_was_read():
             "use full_attention or chunked_attention for each layer",
         ),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
-        ("granitemoehybrid", {}, "layer_types has mamba layers; .* state space layers .Mamba. are not supported"),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, "128 heads of state spaces do not split into 3 groups"),
         (
             "granitemoehybrid",
-            {"layers_block_type": ["attention"] * 7 + ["linear_attention"]},
-            "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read if all 8 are attention",
+            {"layers_block_type": ["attention"] * 7 + ["conv"]},
+            "layer_types must name one of mamba, linear_attention, attention, full_attention for each of 8 layers",
         ),
-        ("granitemoehybrid", {"layer_types": ["attention"] * 8}, "num_local_experts 8 is not supported"),
+        ("granitemoehybrid", {"mamba_d_head": 5}, "128 heads of state spaces of width 5 do not make up 128 channels"),
+        ("bamba", {"mamba_n_heads": 4, "mamba_n_groups": 3}, "4 heads of state spaces do not split into 3 groups"),
+        ("bamba", {"attn_layer_indices": [9]}, r"attn_layer_indices must be numbers of layers, not \[9\]"),
+        ("bamba", {"mamba_expand": "2"}, "mamba_expand must be a positive number, not '2'"),
+        ("mamba", {"state_size": 0}, "positive integers for: mamba_d_state"),
+        (
+            "mamba2",
+            NEEDED["mamba2"] | {"time_step_limit": [1, 0]},
+            r"time_step_limit must be two numbers in order, not \[1, 0\]",
+        ),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset must be a number below attn_layer_period, not 8 of 8"),
+        ("falcon_h1", {"ssm_multipliers": [1, 1]}, r"ssm_multipliers must be 5 positive numbers, not \[1, 1\]"),
+        ("nemotron_h", {"hybrid_override_pattern": "MX"}, r"made of M, \*, - and E, not 'MX'"),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("nemotron_h", {"mlp_bias": True}, "mlp_bias true is not supported in a Nemotron-H with experts"),
+        ("nemotron_h", {"moe_latent_size": 0}, "moe_latent_size must be a positive integer or null, not 0"),
         (
             "phi3",
             {"rope_scaling": LONG | {"short_factor": [1.0] * 3}},
@@ -227,7 +242,8 @@ OWN = {
     "olmoe": {"clip_qkv"},
     **dict.fromkeys(("cohere", "cohere2"), {"logit_scale", "logits_scaling"}),
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
-    "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
+    "granitemoehybrid": {"attention_multiplier", "logits_scaling", "layer_types"}, "nemotron_h": {"layer_types"},
+    "gpt_neox": {"use_parallel_residual"},
     "stablelm": {"use_parallel_residual"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
 }  # fmt: skip
@@ -246,7 +262,8 @@ def test_a_field_that_its_family_does_not_have_must_be_off(kind):
             hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
         )
     if kind not in ("glm4_moe", "bailing_moe", "cohere", "llama4_text"):  # whose norms the field is for
-        normed = bool(plain.near.qk_norm or plain.near.qk_wide_norm)
+        near = plain.attention_sizes
+        normed = bool(near.qk_norm or near.qk_wide_norm)
         assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
         with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
             hf_config.from_hf(config | {"use_qk_norm": not normed})

@@ -440,7 +440,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_mamba": ("FalconMamba", {"state_size": 6, "time_step_rank": 5, "tie_word_embeddings": False}),
     "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "use_bias": True}),
     "jamba": ("Jamba", JAMBA),
-    "bamba": ("Bamba", MAMBA2 | {"num_hidden_layers": 3, "num_key_value_heads": 2, "attn_layer_indices": [1], "pad_token_id": None}),
+    "bamba": (
+        "Bamba",
+        MAMBA2 | {"num_hidden_layers": 3, "num_key_value_heads": 2, "attn_layer_indices": [1], "pad_token_id": None},
+    ),
     "falcon_h1": ("FalconH1", MAMBA2 | FALCON_H1),
     "nemotron_h": ("NemotronH", NEMOTRON_H),
     "phi3": ("Phi3", PHI3),
@@ -657,6 +660,10 @@ _ODD_OLDER: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+_NOT_DRAWN = {"mamba2": {"head_dim"}, "nemotron_h": {"attention_bias", "mlp_bias"}}
+"""Fields of another meaning, or of which transformers ignores some values."""
+
+
 def odd(name: str, seed: int) -> dict[str, Any]:
     """Fields of a family's config drawn by seed: those that it has, and that its line does not leave out by None."""
     import transformers
@@ -672,6 +679,7 @@ def odd(name: str, seed: int) -> dict[str, Any]:
         drawn -= {"rope_parameters"}
     if "kv_lora_rank" in usual:  # all heads share one vector; files say otherwise
         drawn -= {"head_dim", "num_key_value_heads"}
+    drawn -= _NOT_DRAWN.get(name, set())
     rng = random.Random(f"{name} {seed}")
     found = {field: rng.choice(values) for field, values in values_of.items() if field in drawn}
     if "qkv_bias" in found and "bias" in usual:  # transformers has one switch for both (InternLM3)

@@ -378,7 +378,8 @@ class LlamaLM:
         shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
         experts = self.config.experts.axis_counts if self.config.experts else {}
         heads = math.gcd(*(one.num_attention_heads for one in self.config.attentions))
-        return {"heads": heads, "kv_heads": shared} | experts
+        states = math.gcd(*(one.heads for one in self.config.state_mixers))
+        return {"heads": heads, "kv_heads": shared, "state_heads": states} | experts
 
     def cache_axes(self, cache: Any) -> Any:
         return cache.axes() if isinstance(cache, OldCache) else kv_axes(cache, self.config)

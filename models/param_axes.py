@@ -9,9 +9,11 @@ from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
     "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
-    "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
+    "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
+    **dict.fromkeys(("query", "key", "value", "strength", "decay", "output_gate"), "state_heads"),
 }  # fmt: skip
-_IN_AXES = {"o": "heads", "down": "mlp"}
+_IN_AXES = {"o": "heads", "down": "mlp", "output": "state_heads"}
+_OF_STATES = ("query_taps", "key_taps", "value_taps", "rate", "shift")  # parameters whose last axis is one of heads
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
@@ -42,6 +44,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
     if kind == "sinks":
         return ("heads",)
+    if kind in _OF_STATES:
+        return (None,) * (ndim - 1) + ("state_heads",)
     return (None,) * ndim
 
 

@@ -10,6 +10,7 @@ RULES: dict[str, str] = {
     "vocab": "model",
     "heads": "model",
     "kv_heads": "model",
+    "state_heads": "model",
     "mlp": "model",
     "expert": "model",
     "expert_mlp": "model",

@@ -112,7 +112,7 @@ def corrected(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> tupl
 
 
 def _scores(a: Array, b: Array, left: Array) -> Array:
-    """Products `[B, T, S, N, R]` of `a` `[B, T, N, K]` and `b` `[B, S, N, K]`, weighted by what is left, `[B, T, S, N, R, D]`."""
+    """Products `[B, T, S, N, R]` of `a` `[B, T, N, K]` and `b` `[B, S, N, K]`, by what is left, `[B, T, S, N, R, D]`."""
     if left.shape[-1] == 1:
         return left[..., 0] * _product("btnk,bsnk->btsn", a, b)[..., None]
     # the quotient of two factors, one for each token, would overflow

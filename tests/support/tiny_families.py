@@ -248,6 +248,24 @@ MIMO_V2 = {
         SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.334},
     },
 }
+QWEN3_NEXT = {
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", FULL, "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+SHARING = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
 QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -493,6 +511,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
         },
     ),
+    "qwen3_next": ("Qwen3Next", QWEN3_NEXT | SHARING | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "qwen3_5_text": ("Qwen3_5Text", QWEN3_NEXT | {"tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", QWEN3_NEXT | SHARING),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

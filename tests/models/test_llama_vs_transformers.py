@@ -107,7 +107,7 @@ def rounds_parameters_alone(reference):
 
 WHOLE = {
     "mistral3": "MistralForCausalLM", "llama4": "Llama4ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM",
-    "qwen3_vl": "Qwen3ForCausalLM",
+    "qwen3_vl": "Qwen3ForCausalLM", "qwen3_5": "Qwen3_5ForCausalLM",
 }  # fmt: skip
 
 

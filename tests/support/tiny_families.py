@@ -319,6 +319,18 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "text_config": SIZES
+            | QWEN3_NEXT
+            | {
+                "rope_parameters": QWEN3_NEXT["rope_parameters"]
+                | {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
+            },
+            "vision_config": QWEN_SEES | {"num_position_embeddings": 16},
+        },
+    ),
 }
 """Models that also read images, with all that their configs say; the text's part is of one of the families."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -528,7 +540,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2",
+    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 

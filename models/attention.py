@@ -50,6 +50,7 @@ class AttentionConfig(SlotMixerConfig):
       value_scale: the factor of values (MiMo-V2).
       value_is_key: whether values are the output of the key projection, before norm and rope.
       value_norm: the norm of values, without a scale.
+      gated: whether sigmoids of the token, one for each channel of a head, multiply what heads give (Qwen3-Next).
       source: the earlier layer whose keys and values this one reads; None: it has its own.
     """
 
@@ -75,6 +76,7 @@ class AttentionConfig(SlotMixerConfig):
     value_scale: float = 1.0
     value_is_key: bool = False
     value_norm: NormConfig | None = None
+    gated: bool = False
     source: int | None = None
 
     def build(
@@ -140,6 +142,8 @@ class Attention(Mixer):
         if not self.shares and not c.value_is_key:
             self.v = linear(inputs, c.num_key_value_heads * c.value_dim, use_bias=c.qkv_bias)
         self.o = linear(c.num_attention_heads * c.value_dim, width, use_bias=c.o_bias)
+        if c.gated:
+            self.o_gate = linear(inputs, c.num_attention_heads * c.value_dim, use_bias=c.qkv_bias)
         if c.qk_norm is not None:
             self.q_norm = c.qk_norm.build(c.head_dim, dtype)
         if c.qk_norm is not None and not self.shares:
@@ -236,7 +240,9 @@ class Attention(Mixer):
             implementation=self.kernel,
         )
         asked = ((q * scale).reshape(batch, length, k.shape[2], -1),) if seen.asks else ()
-        return self.o(out.reshape(batch, length, -1)), (k, v, *asked)
+        out = out.reshape(batch, length, -1)
+        out = out * nnx.sigmoid(self.o_gate(x)) if c.gated else out
+        return self.o(out), (k, v, *asked)
 
     def split_products(self) -> tuple[Any, ...]:
         return (self.o,)

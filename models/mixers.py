@@ -186,6 +186,11 @@ class StateMixerConfig(MixerConfig):
           count: `[B]` int32, how many of a row's tokens are real; a row without any keeps its state bit for bit.
         """
 
+    @property
+    def heads(self) -> int:
+        """The number of parts into which its axes `state_heads` can be split; 0 if it has none."""
+        return 0
+
     def axes(self, state: Any) -> Any:
         """Logical axis names of every leaf of a state; only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)

@@ -8,12 +8,16 @@ from jax.sharding import Mesh
 from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
-    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
-    "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
+    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp",
+    "gate_up": "mlp", "head": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
     **dict.fromkeys(("z", "x", "dt", "conv_x", "gated_norm"), "state_heads"),
+    **dict.fromkeys(("query", "key", "value", "strength", "decay", "output_gate"), "state_heads"),
 }  # fmt: skip
-_IN_AXES = {"o": "heads", "down": "mlp", "x_proj": "state_heads", "out_proj": "state_heads"}
+_IN_AXES = {
+    "o": "heads", "down": "mlp", "x_proj": "state_heads", "out_proj": "state_heads", "output": "state_heads",
+}  # fmt: skip
 _FIRST = ("A_log", "D", "dt_bias")  # parameters whose first axis is one of heads of states
+_OF_STATES = ("query_taps", "key_taps", "value_taps", "rate", "shift")  # parameters whose last axis is one of heads
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
@@ -46,6 +50,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return ("state_heads",) + (None,) * (ndim - 1)
     if kind == "sinks":
         return ("heads",)
+    if kind in _OF_STATES:
+        return (None,) * (ndim - 1) + ("state_heads",)
     return (None,) * ndim
 
 

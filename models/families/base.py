@@ -69,7 +69,7 @@ class Family:
       others: other names of models with these layers and tensors, whatever else those models contain.
       rope: makes the rope of all layers from a file's fields; None if `read` gives each kind of layer its own.
       names: maps the names of tensors in Llama's layout to its own.
-      runs: in how many runs the outputs of a shared tensor lie; see `specjax.models.weights.Names`.
+      runs: in how many runs the outputs of a shared tensor lie, by its name; see `specjax.models.weights.Names`.
       interleaved: whether its ropes turn neighbouring channels; see `names_of`.
       layout: the layout of its parameters; see `specjax.models.weights.Layout`.
       text: selects the model's tensors from a folder's.
@@ -89,7 +89,7 @@ class Family:
     others: tuple[str, ...] = ()
     rope: Callable[[Fields], RopeConfig] | None = rope
     names: weights.Names = str
-    runs: Callable[[ModelConfig], int] = lambda config: 1
+    runs: Callable[[ModelConfig, str], int] = lambda config, name: 1
     interleaved: bool = False
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
@@ -116,8 +116,8 @@ class Family:
         Those rows, and their biases and norms, are put into halves as they are read, and back as they are written. Scores
         are sums over a head's channels, so they stay the same.
         """
-        runs = self.runs(config)
-        in_runs = lambda name: f"{name}/{runs}" if "#" in name and runs != 1 else name
+        runs = lambda name: self.runs(config, name) if "#" in name else 1
+        in_runs = lambda name: name if runs(name) == 1 else f"{name}/{runs(name)}"
         pairs = functools.partial(_pairs, config=config) if self.interleaved else lambda name: ""
         return lambda name: in_runs(self.names(name)) + pairs(name)
 

@@ -62,7 +62,7 @@ GPT_NEOX = Family(
         "partial_rotary_factor": ("rotary_pct", "partial_rotary_factor"), "num_key_value_heads": (), "head_dim": (),
     },
     rope=functools.partial(base.rope, partial=True), names=functools.partial(base.renamed, modules=_MODULES, outer=_OUTER),
-    runs=lambda config: config.near.num_attention_heads, text=_text,
+    runs=lambda config, name: config.near.num_attention_heads, text=_text,
     note="attention before the MLP (`use_parallel_residual`), the share of a head that is rotated (`rotary_pct`), the "
     "activation, attention without biases",
 )  # fmt: skip

@@ -72,7 +72,7 @@ def _write_3(config: ModelConfig) -> dict[str, Any]:
     return _windows_to_hf(config) | {"attention_bias": config.near.qkv_bias}
 
 
-def _experts(get: Fields, layers: int) -> tuple[ExpertsConfig, list[bool]]:
+def experts_of(get: Fields, layers: int) -> tuple[ExpertsConfig, list[bool]]:
     """Experts, and the layers that have them: every `decoder_sparse_step`th but those of `mlp_only_layers`."""
     step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
     dense = get("mlp_only_layers") or []
@@ -89,7 +89,7 @@ def _experts(get: Fields, layers: int) -> tuple[ExpertsConfig, list[bool]]:
     return experts, sparse
 
 
-def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
+def experts_to_hf(config: ModelConfig) -> dict[str, Any]:
     names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
     return {name: getattr(config.experts, name) for name in names} | {
         "decoder_sparse_step": 1,
@@ -102,7 +102,7 @@ def _read_2_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
     layers, width = plain.num_hidden_layers, get("shared_expert_intermediate_size")
     if not is_size(width):
         raise ModelError("config.json needs positive integers for: shared_expert_intermediate_size")
-    experts, sparse = _experts(get, layers)
+    experts, sparse = experts_of(get, layers)
     experts = dataclasses.replace(experts, shared=MLPConfig(width), shared_gate=True)
     own = _windows(get, plain, has=lambda layer, end: layer % 2 == 0 and layer < end)
     return base.sparse(own.every(AttentionConfig, qkv_bias=flag("qkv_bias", get("qkv_bias"))), experts, sparse)
@@ -111,7 +111,7 @@ def _read_2_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
 def _write_2_moe(config: ModelConfig) -> dict[str, Any]:
     if config.experts is None or config.experts.shared is None:
         return {}
-    return _windows_to_hf(config) | _experts_to_hf(config) | {
+    return _windows_to_hf(config) | experts_to_hf(config) | {
         "shared_expert_intermediate_size": config.experts.shared.intermediate_size, "qkv_bias": config.near.qkv_bias
     }  # fmt: skip
 
@@ -122,11 +122,11 @@ def tensor_name(name: str) -> str:
 
 
 def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
-    return base.sparse(_read_3(get, plain), *_experts(get, plain.num_hidden_layers))
+    return base.sparse(_read_3(get, plain), *experts_of(get, plain.num_hidden_layers))
 
 
 def _write_moe(config: ModelConfig) -> dict[str, Any]:
-    return {} if config.experts is None else _write_3(config) | _experts_to_hf(config)
+    return {} if config.experts is None else _write_3(config) | experts_to_hf(config)
 
 
 QWEN2 = Family(

@@ -10,6 +10,9 @@ from specjax.models.families.qwen import QWEN2 as QWEN2
 from specjax.models.families.qwen import QWEN2_MOE as QWEN2_MOE
 from specjax.models.families.qwen import QWEN3 as QWEN3
 from specjax.models.families.qwen import QWEN3_MOE as QWEN3_MOE
+from specjax.models.families.qwen_next import QWEN3_NEXT as QWEN3_NEXT
+from specjax.models.families.qwen_next import QWEN3_5 as QWEN3_5
+from specjax.models.families.qwen_next import QWEN3_5_MOE as QWEN3_5_MOE
 from specjax.models.families.mixtral import MIXTRAL as MIXTRAL
 from specjax.models.families.glm import GLM4_MOE as GLM4_MOE
 from specjax.models.families.glm import DOTS1 as DOTS1

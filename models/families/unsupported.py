@@ -3,10 +3,7 @@
 _STATE = "a rejected draft cannot be taken out of their running state"
 
 UNSUPPORTED = {
-    (
-        "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM", "MiniMaxForCausalLM",
-    ): f"layers of linear attention: {_STATE}",
+    ("KimiLinearForCausalLM", "MiniMaxForCausalLM"): f"layers of linear attention: {_STATE}",
     ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
     ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
     "sparse attention (DSA): an index chooses the tokens that a query sees",

@@ -3,6 +3,7 @@
 import functools
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,13 +35,19 @@ LATENT = GLM | {
     "qk_rope_head_dim": 4, "v_head_dim": 5, "partial_rotary_factor": 1.0,
 }  # fmt: skip
 LITE = {"mlp_layer_types": ["dense", "sparse"], "mtp_mlp_layer_types": ["sparse"]}
-EXPERTS = {"glm": GLM, "deepseek-v3": LATENT, "glm-lite": LATENT | LITE}
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "mtp_layer_types": ["full_attention"],
+}  # fmt: skip
+OF_LAYOUT = {"glm": GLM, "deepseek-v3": LATENT, "glm-lite": LATENT | LITE, "hybrid": HYBRID}
 LAYOUTS = {
     "glm": ("Glm4Moe", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "deepseek-v3": ("DeepseekV3", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "glm-lite": ("Glm4MoeLite", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "deepseek": ("Llama", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "qwen3-next": ("Qwen3", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
+    "hybrid": ("Qwen3Next", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
     "mimo": (
         "Qwen2", "model.mtp_layers.0", "token_layernorm hidden_layernorm input_proj final_layernorm",
         "model.mtp_layers.0",
@@ -57,7 +64,7 @@ def oracle(layout):
 
     family = LAYOUTS[layout][0]
     torch.manual_seed(0)
-    sizes = SIZES | {"num_mtp_layers": 1} | EXPERTS.get(layout, {"mtp_layer_types": ["full_attention"]})
+    sizes = SIZES | {"num_mtp_layers": 1} | OF_LAYOUT.get(layout, {"mtp_layer_types": ["full_attention"]})
     config = getattr(transformers, f"{family}Config")(**sizes)
     config.mtp_hidden_states_first, config._attn_implementation = layout == "mimo", "eager"
     main = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -177,6 +184,7 @@ TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"
         ("glm", TREE),
         ("glm", "mtp:rule=confidence,length=3"),
         ("deepseek-v3", TREE),
+        ("hybrid", TREE),
         ("mimo", TREE),
     ),
 )
@@ -207,6 +215,25 @@ def test_a_folder_is_known_by_its_layer(tmp_path):
     target = specjax.models.load(write(tmp_path, "qwen3-next"), dtype="float32")
     name, head = named_head("mtp", target)
     assert (name, head.format, drafter_of(tmp_path)) == ("mtp", "qwen3-next", "mtp")
+
+
+def test_joined_experts_are_read_one_by_one(tmp_path):
+    """Files of Qwen3.5 may have either form, and count the layer in their text's part."""
+    target = specjax.models.load(write(tmp_path, "hybrid"), dtype="float32")
+    want = read_head(tmp_path, "mtp", MTP, target).params
+
+    def joined(tensors):
+        at = "mtp.layers.0.mlp.experts"
+        each = [[tensors.pop(f"{at}.{i}.{kind}_proj.weight") for kind in ("gate", "up", "down")] for i in range(6)]
+        tensors[f"{at}.gate_up_proj"] = np.stack([np.concatenate(own[:2]) for own in each])
+        tensors[f"{at}.down_proj"] = np.stack([own[2] for own in each])
+
+    changed(tmp_path, joined)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"num_nextn_predict_layers": None, "text_config": {"mtp_num_hidden_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert drafter_of(tmp_path) == "mtp"
+    assert jax.tree.all(jax.tree.map(np.array_equal, read_head(tmp_path, "mtp", MTP, target).params, want))
 
 
 def test_speculators_files_are_read(tmp_path):

@@ -43,7 +43,7 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
     stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
         ()
-        if kind in ("Gemma", "Gemma2", "Gemma3Text", "Nemotron")
+        if kind in ("Gemma", "Gemma2", "Gemma3Text", "Nemotron", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
         else (
             "norm.weight",
             "norm_1.weight",
@@ -55,7 +55,7 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
             "scale",
         )
     )
-    with torch.no_grad():  # norms of Gemma 1 to 3 and Nemotron are around 0: they scale by 1 more
+    with torch.no_grad():  # norms of Gemma 1 to 3, Nemotron and Qwen3-Next are around 0: they scale by 1 more
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter_name in stored:
                 parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)

@@ -108,7 +108,7 @@ def rounds_parameters_alone(reference):
 
 WHOLE = {
     "mistral3": "MistralForCausalLM", "llama4": "Llama4ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM",
-    "qwen3_vl": "Qwen3ForCausalLM",
+    "qwen3_vl": "Qwen3ForCausalLM", "qwen3_5": "Qwen3_5ForCausalLM",
 }  # fmt: skip
 
 
@@ -187,7 +187,10 @@ def test_chunked_prefill_then_tree_equals_every_path(reference):
         np.testing.assert_allclose(got[row], reference.logits(text)[0, -CHUNK:], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", but_slow(["llama3", "mistral", "jamba", "falcon_h1"], "mistral", "jamba", "falcon_h1"))
+@pytest.mark.parametrize(
+    "name",
+    but_slow(["llama3", "mistral", "jamba", "falcon_h1", "qwen3_next"], "mistral", "jamba", "falcon_h1", "qwen3_next"),
+)
 def test_a_tree_grown_in_two_blocks(references, name):
     """The second block sees the first through `past`, as when a tree is drafted level by level."""
     model = load(references(name).folder)

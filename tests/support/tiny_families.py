@@ -326,6 +326,24 @@ JAMBA = {
     "mamba_proj_bias": True,
     "pad_token_id": None,
 }
+QWEN3_NEXT = {
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", FULL, "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+SHARING = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 SEES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "patch_size": 14}
 QWEN_SEES = SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -379,6 +397,18 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "text_config": SIZES
+            | QWEN3_NEXT
+            | {
+                "rope_parameters": QWEN3_NEXT["rope_parameters"]
+                | {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
+            },
+            "vision_config": QWEN_SEES | {"num_position_embeddings": 16},
+        },
+    ),
 }
 """Models that also read images, with all that their configs say; the text's part is of one of the families."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -414,7 +444,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": ("Glm4Moe", GLM),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK_V2),
-    "deepseek_v2_lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False}),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False},
+    ),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK_V3),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "dots1": ("Dots1", DOTS1),
@@ -586,6 +619,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
         },
     ),
+    "qwen3_next": ("Qwen3Next", QWEN3_NEXT | SHARING | {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "qwen3_5_text": ("Qwen3_5Text", QWEN3_NEXT | {"tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", QWEN3_NEXT | SHARING),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -600,7 +636,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2",
+    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 

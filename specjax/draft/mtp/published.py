@@ -15,6 +15,7 @@ from specjax.draft.feature import layers_config
 from specjax.draft.heads.layout import Layout, Reader, Sure, is_head, named
 from specjax.draft.mtp import own_layers
 from specjax.models import hf_config, weights
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.families import base
@@ -22,6 +23,8 @@ from specjax.models.fields import is_size
 from specjax.models.model_config import ModelConfig
 from specjax.models.norms import NormConfig
 
+_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Fields in which a target's file says how many modules it holds."""
 _APART = re.compile(r"^(model\.)?mtp(_layers)?\.")
 
 
@@ -101,16 +104,29 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     more = [n for n in reader.tensors if re.match(r"^(model\.)?mtp(_layers|\.layers)\.[1-9]", n)]
     if more or any(weights.extra_layer(name, layers + 1) for name in reader.tensors):
         raise ModelError(f"{reader.folder} has several MTP layers, each for another token; only one is supported")
+    reader.tensors = _each_expert(reader.tensors, found.layer)
     of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
     experts = next((layer.feed for layer in of_target.layers if isinstance(layer.feed, ExpertsConfig)), None)
     if sparse and experts is None:
         raise ModelError(f"{reader.folder}: the MTP layer has experts, and {target.name!r} has none of that kind")
     own = own_layers(target.lm).every(NormConfig, kind=of_target.norm.kind)
+    own = own.every(AttentionConfig, gated=of_target.near.gated)
     own = own if not sparse or experts is None else base.sparse(own, experts)
     final_norm = reader.chosen.get("final_norm", found.final_norm)
     if not final_norm:
         reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: after")
     return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
+
+
+def _each_expert(tensors: dict[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
+    """The tensors with the layer's experts one by one, where a file joins them: `gate_up_proj` `[X, 2 F, E]` and `down_proj`
+    `[X, E, F]`."""
+    made = dict(tensors)
+    for kind, parts in (("gate_up", ("gate", "up")), ("down", ("down",))):
+        for i, whole in enumerate(made.pop(f"{layer}.mlp.experts.{kind}_proj", ())):
+            own = zip(parts, np.split(whole, len(parts)), strict=True)
+            made |= {f"{layer}.mlp.experts.{i}.{part}_proj.weight": x for part, x in own}
+    return made
 
 
 def _several(reader: Reader, names: _Names, target: Any) -> tuple[dict[str, Any], Any]:
@@ -179,8 +195,9 @@ def _head(reader: Reader, name: str, size: int, target: Any) -> dict[str, Any]:
 def _said(config: Mapping[str, Any]) -> Sure:
     if named(config, "mtp"):
         return Sure.NAMED
-    layers = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
-    return Sure.OF_TARGET if is_size(layers) else Sure.NO
+    text = config.get("text_config")
+    fields = dict(config) | (text if isinstance(text, dict) else {})
+    return Sure.OF_TARGET if any(is_size(fields.get(name)) for name in _COUNTS) else Sure.NO
 
 
 LAYOUT = Layout(

@@ -87,6 +87,9 @@ class StateMixerConfig(MixerConfig):
     caller that writes slots again is refused (`committed`).
     """
 
+    called: ClassVar[str] = "a running state"
+    """What such layers are, for readers."""
+
     @abc.abstractmethod
     def init(self, width: int, batch: int, dtype: Any) -> Any:
         """The states of empty texts: a pytree whose leaves lead with `[B]`.

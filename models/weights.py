@@ -92,9 +92,10 @@ Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
 second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
 has outputs of every part. One that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in neighbouring
-pairs; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further first axis, two parts to an index."""
+pairs; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further first axis, two parts to an index. One that
+ends in `~` is in a tensor with an axis of one before its last, as kernels of depthwise convolutions have."""
 _MARKS = re.compile(
-    r"(?P<name>[^#%:]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?"
+    r"(?P<name>[^#%:~]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?(?P<unit>~)?"
 )
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
@@ -172,6 +173,7 @@ class Part:
       runs: in how many equal runs its outputs lie; between them are those of the other parts.
       pairs: of its rows; None: they are as ours.
       each: how many parts an index of the tensor's further first axis has; 0: there is none.
+      unit: whether the tensor has an axis of one before its last.
     """
 
     leaf: int
@@ -181,6 +183,7 @@ class Part:
     runs: int = 1
     pairs: Pairs | None = None
     each: int = 0
+    unit: bool = False
 
     @property
     def axis(self) -> int:
@@ -205,7 +208,9 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             number = lambda mark, usual=0, marks=marks: int(marks[mark] or usual)
             apart = len(shape) == 2 and not transposed
             pairs = Pairs(number("turned"), number("width"), apart) if marks["width"] else None
-            part = Part(i, index, shape, transposed, number("runs", 1), pairs, number("each"))
+            part = Part(
+                i, index, shape, transposed, number("runs", 1), pairs, number("each"), marks["unit"] is not None
+            )
             found.setdefault(marks["name"], {})[number("place")] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
@@ -220,7 +225,7 @@ def _whole(parts: list[Part]) -> tuple[int, ...]:
 
 def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> list[np.ndarray]:
     """The outputs of each of them, from an array of all; they are on its axis `axis` (None: as in the file)."""
-    array = array.reshape(_whole(parts)) if parts[0].each else array
+    array = array.reshape(_whole(parts)) if parts[0].each or parts[0].unit else array
     axis, runs = parts[0].axis if axis is None else axis, parts[0].runs
     if len(parts) == 1:
         return [array]
@@ -234,7 +239,7 @@ def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
     """The tensor that holds them; the inverse of `cut_array`."""
     axis, runs = parts[0].axis, parts[0].runs
     if len(parts) == 1:
-        return arrays[0]
+        return arrays[0].reshape(shape_of(parts))
     split = [own.reshape(*own.shape[:axis], runs, -1, *own.shape[axis + 1 :]) for own in arrays]
     return np.concatenate(split, axis=axis + 1).reshape(shape_of(parts))
 
@@ -242,6 +247,7 @@ def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
 def shape_of(parts: list[Part]) -> tuple[int, ...]:
     """The shape of the tensor that holds them."""
     shape, each = _whole(parts), parts[0].each
+    shape = (*shape[:-1], 1, shape[-1]) if parts[0].unit else shape
     return (len(parts) // each, shape[0] * each // len(parts), *shape[1:]) if each else shape
 
 
@@ -252,7 +258,7 @@ def cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
 
 
 def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
-    tensor = dataclasses.replace(tensor, shape=_whole(parts)) if parts[0].each else tensor
+    tensor = dataclasses.replace(tensor, shape=_whole(parts)) if parts[0].each or parts[0].unit else tensor
     if len(parts) == 1:
         return [tensor]
     runs, axis = parts[0].runs, parts[0].axis
@@ -311,8 +317,10 @@ def match(
             problems.append(f"missing {name} {list(shape)}")
         elif tensors[name].dtype in INTEGERS:
             problems.append(f"{name} has type {tensors[name].dtype}, weights are {', '.join(FLOATS)}")
-        elif parts[0].each and tensors[name].read is not None:
-            problems.append(f"{name} is packed, which is not supported for a tensor of several parameters")
+        elif (parts[0].each or parts[0].unit) and tensors[name].read is not None:
+            problems.append(
+                f"{name} is packed, which is not supported for a convolution or a tensor of several parameters"
+            )
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:

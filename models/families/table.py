@@ -47,6 +47,8 @@ from specjax.models.families.starcoder2 import STARCODER2 as STARCODER2
 from specjax.models.families.stablelm import STABLELM as STABLELM
 from specjax.models.families.opt import OPT as OPT
 from specjax.models.families.nemotron import NEMOTRON as NEMOTRON
+from specjax.models.families.lfm2 import LFM2 as LFM2
+from specjax.models.families.lfm2 import LFM2_MOE as LFM2_MOE
 from specjax.models.families.modernbert import MODERNBERT as MODERNBERT
 from specjax.models.gemma_text import GEMMA2 as GEMMA2
 from specjax.models.gemma_text import GEMMA3 as GEMMA3

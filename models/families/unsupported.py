@@ -11,7 +11,6 @@ UNSUPPORTED = {
         "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
         "FalconH1ForCausalLM", "NemotronHForCausalLM",
     ): f"state space layers (Mamba): {_STATE}",
-    ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
     (
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
         "Kimi_K25ForConditionalGeneration",

@@ -71,6 +71,7 @@ def convolved(kernel: Array, window: Array, inputs: Array, ancestors: Ancestors)
     """
     seen, text = ancestors
     width, size, total = len(kernel), seen.shape[1], seen.shape[2]
+    kernel = kernel[:, None, None]
     joined = jnp.concatenate([window, inputs], axis=1)
     if text:
         taps = (joined[:, total - size + at : total + at] for at in range(width))

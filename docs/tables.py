@@ -4,6 +4,7 @@ of the warpers into `specjax/sampling_fields.py`, and the flags of the commands 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
+import collections
 import functools
 import json
 import math
@@ -227,6 +228,8 @@ SHOWN: dict[str, dict[str, Any]] = {
     "granitemoe": _MULTIPLIERS | {"num_local_experts": 4},
     "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
     "gemma3n_text": {"num_kv_shared_layers": 2},
+    "lfm2": {"full_attn_idxs": [2, 5, 8]},
+    "lfm2_moe": {"layer_types": (["conv"] * 2 + ["full_attention"]) * 4, "num_experts": 4},
 }
 """Fields without which a file would not be one of the family."""
 
@@ -323,7 +326,9 @@ def _attention(config: ModelConfig) -> str:
     own = config.near
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
+    states = collections.Counter(one.called for one in config.state_mixers)
     said = {
+        **{f"{count} of {config.num_hidden_layers} layers: {called}": True for called, count in states.items()},
         "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,
         "a scale of its own": own.scale is not None,

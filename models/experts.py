@@ -37,6 +37,7 @@ class ExpertsConfig:
         each multiplies what its expert reads, not what that gives (Llama 4).
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
       least_sum: what this sum is at least taken for.
+      added_sum: what is added to it (LFM2).
       routed_scaling_factor: a factor of the weights, applied after that.
       n_group: the number of groups of adjacent experts.
       topk_group: how many groups a token chooses from: those with the largest total of their best sums.
@@ -64,6 +65,7 @@ class ExpertsConfig:
     shared: MLPConfig | None = None
     shared_gate: bool = False
     least_sum: float = 1e-20
+    added_sum: float = 0.0
     router_jitter_noise: float = 0.01
     dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
@@ -115,7 +117,7 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     experts = jax.lax.top_k(ranked, c.num_experts_per_tok)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if c.norm_topk_prob:
-        weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), c.least_sum)
+        weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True) + c.added_sum, c.least_sum)
     return weights * c.routed_scaling_factor, experts
 
 

@@ -164,6 +164,9 @@ class StateMixerConfig(MixerConfig):
     caller that writes slots again is refused (`committed`).
     """
 
+    called: ClassVar[str] = "a running state"
+    """What such layers are, for readers."""
+
     def given(self, kept: Kept) -> Any:
         return kept.state
 
@@ -194,11 +197,6 @@ class StateMixerConfig(MixerConfig):
     def axes(self, state: Any) -> Any:
         """Logical axis names of every leaf of a state; only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
-
-    @property
-    def heads(self) -> int:
-        """The number of parts into which its axes `state_heads` can be split; 0 if it has none."""
-        return 0
 
 
 def committed(

@@ -10,11 +10,13 @@ from specjax.sharding.rules import shardings
 _OUT_AXES = {
     "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp",
     "gate_up": "mlp", "head": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
+    **dict.fromkeys(("inner", "outer", "read", "conv"), "mlp"),
     **dict.fromkeys(("z", "x", "dt", "conv_x", "gated_norm"), "state_heads"),
     **dict.fromkeys(("query", "key", "value", "strength", "decay", "output_gate"), "state_heads"),
 }  # fmt: skip
 _IN_AXES = {
-    "o": "heads", "down": "mlp", "x_proj": "state_heads", "out_proj": "state_heads", "output": "state_heads",
+    "o": "heads", "down": "mlp", "mixed": "mlp", "x_proj": "state_heads", "out_proj": "state_heads",
+    "output": "state_heads",
 }  # fmt: skip
 _FIRST = ("A_log", "D", "dt_bias")  # parameters whose first axis is one of heads of states
 _OF_STATES = ("query_taps", "key_taps", "value_taps", "rate", "shift")  # parameters whose last axis is one of heads

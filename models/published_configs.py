@@ -38,6 +38,19 @@ _GRANITE_MOE = {
     "rope_theta": 5000000.0, "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": True,
     "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
 }  # fmt: skip
+_LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "vocab_size": 65536, "num_key_value_heads": 8,
+    "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0, "max_position_embeddings": 128000, "norm_eps": 1e-5, "rope_theta": 1000000.0,
+    "tie_embedding": True,
+}  # fmt: skip
+_LFM2_MOE = {
+    "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "vocab_size": 65536, "num_key_value_heads": 8,
+    "conv_L_cache": 3, "conv_bias": False, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1792, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True,
+    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+    "max_position_embeddings": 128000, "norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+}  # fmt: skip
 _DOTS1 = {
     "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 152064, "num_key_value_heads": 32,
     "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
@@ -364,6 +377,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "nvidia/Nemotron-Mini-4B-Instruct": _sized(_NEMOTRON, 3072, 9216, 32, 24),
     "jhu-clsp/ettin-decoder-1b": _sized(_ETTIN, 1792, 3840, 28, 28),
+    "LiquidAI/LFM2-1.2B": _sized(_LFM2 | {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}, 2048, 12288, 16, 32),
+    "LiquidAI/LFM2-8B-A1B": _sized(_LFM2_MOE, 2048, 7168, 24, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
     "inclusionAI/Ling-mini-2.0": _LING_2,

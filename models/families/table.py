@@ -53,6 +53,8 @@ from specjax.models.families.starcoder2 import STARCODER2 as STARCODER2
 from specjax.models.families.stablelm import STABLELM as STABLELM
 from specjax.models.families.opt import OPT as OPT
 from specjax.models.families.nemotron import NEMOTRON as NEMOTRON
+from specjax.models.families.lfm2 import LFM2 as LFM2
+from specjax.models.families.lfm2 import LFM2_MOE as LFM2_MOE
 from specjax.models.families.modernbert import MODERNBERT as MODERNBERT
 from specjax.models.families.mamba import MAMBA as MAMBA
 from specjax.models.families.mamba import FALCON_MAMBA as FALCON_MAMBA

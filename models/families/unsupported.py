@@ -4,7 +4,6 @@ _STATE = "a rejected draft cannot be taken out of their running state"
 
 UNSUPPORTED = {
     ("KimiLinearForCausalLM", "MiniMaxForCausalLM"): f"layers of linear attention: {_STATE}",
-    ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
     ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
     "sparse attention (DSA): an index chooses the tokens that a query sees",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",

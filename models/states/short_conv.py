@@ -30,6 +30,7 @@ class ShortConvConfig(StateMixerConfig):
     """
 
     name: ClassVar[str] = "short_conv"
+    called: ClassVar[str] = "short convolutions"
 
     kernel_size: int = 3
     bias: bool = False
@@ -44,26 +45,48 @@ class ShortConvConfig(StateMixerConfig):
     def commit(self, state: Array, delta: Array, count: Array) -> Array:
         return paths.moved(state, delta, count)
 
+    def axes(self, state: Array) -> Any:
+        """Rows and channels are split."""
+        return "batch", None, "mlp"
+
 
 class ShortConv(Mixer):
-    """See `ShortConvConfig`."""
+    """See `ShortConvConfig`. A mesh splits its channels over `model`."""
 
     def __init__(self, config: ShortConvConfig, width: int, dtype: Any, rngs: nnx.Rngs):
-        linear = functools.partial(Linear, use_bias=config.bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.inputs = linear(width, 3 * width)
-        self.conv = nnx.Param(jnp.zeros((config.kernel_size, width), dtype))
-        if config.bias:
-            self.conv_bias = nnx.Param(jnp.zeros((width,), dtype))
-        self.outputs = linear(width, width)
-        self.config = config
+        linear = functools.partial(
+            Linear, width, width, use_bias=config.bias, param_dtype=dtype, dtype=dtype, rngs=rngs
+        )
+        self.inner, self.outer, self.read = linear(), linear(), linear()
+        self.conv = Conv(config.kernel_size, width, config.bias, dtype)
+        self.mixed = linear()
 
     def __call__(self, x, tables, block: Block, cache, past, positions, shared=None):
         """See `Mixer`; the delta holds the convolution's inputs `[B, T, E]`."""
-        size, before = self.config.kernel_size - 1, 0 if past is None else past.shape[1]
-        first, second, third = jnp.split(self.inputs(x), 3, axis=2)
-        own = (first * third).astype(jnp.float32)
-        window = jnp.zeros((len(x), size, x.shape[2]), jnp.float32) if cache is None else cache
-        ancestors = paths.ancestors(block, before)
-        mixed = paths.convolved(self.conv[...].astype(jnp.float32), window, paths.every(past, own), ancestors)
-        mixed = mixed + self.conv_bias[...].astype(jnp.float32) if self.config.bias else mixed
-        return self.outputs((second * mixed).astype(x.dtype)), own
+        before = 0 if past is None else past.shape[1]
+        own = (self.inner(x) * self.read(x)).astype(jnp.float32)
+        window = self.conv.window(len(x)) if cache is None else cache
+        mixed = self.conv(window, paths.every(past, own), paths.ancestors(block, before))
+        return self.mixed((self.outer(x) * mixed).astype(x.dtype)), own
+
+    def split_products(self) -> tuple[Any, ...]:
+        """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
+        return (self.mixed,)
+
+
+class Conv(nnx.Module):
+    """A convolution of each channel over the tokens of a path, in float32; its kernel is `[K, C]`."""
+
+    def __init__(self, size: int, channels: int, use_bias: bool, dtype: Any):
+        self.kernel = nnx.Param(jnp.full((size, channels), 1 / size, dtype))
+        self.bias = nnx.Param(jnp.zeros((channels,), dtype)) if use_bias else None
+
+    def window(self, batch: int) -> Array:
+        """The window `[B, K - 1, C]` of empty texts."""
+        size, channels = self.kernel.shape
+        return jnp.zeros((batch, size - 1, channels), jnp.float32)
+
+    def __call__(self, window: Array, inputs: Array, ancestors: paths.Ancestors) -> Array:
+        """See `specjax.models.states.paths.convolved`."""
+        made = paths.convolved(self.kernel[...].astype(jnp.float32), window, inputs, ancestors)
+        return made if self.bias is None else made + self.bias[...].astype(jnp.float32)[None, None]

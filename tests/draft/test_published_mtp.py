@@ -102,7 +102,9 @@ def write(folder, layout, **config):
     for name, x in each_expert(module.layers[0].state_dict()).items():
         first, _, rest = name.partition(".")
         tensors[f"{layer}.{rest}" if first == "mtp_block" else f"{at}.{own[first]}.{rest}"] = x.numpy()
-    if layout == "deepseek" or layout in EXPERTS:  # copies of the target's, which its files hold
+    if (
+        layout == "deepseek" or layout in OF_LAYOUT and layout != "hybrid"
+    ):  # copies of the target's, which its files hold
         tensors[f"{at}.embed_tokens.weight"] = main.model.embed_tokens.weight.detach().numpy()
         tensors[f"{at}.shared_head.head.weight"] = main.lm_head.weight.detach().numpy()
     both = {**load_file(folder / "model.safetensors"), **{n: np.ascontiguousarray(x) for n, x in tensors.items()}}

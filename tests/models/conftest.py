@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import tiny_families
 from support.conformance import but_slow
@@ -20,11 +21,44 @@ class Reference:
     folder: Path
 
     def logits(self, ids):
-        """`[B, T]` to `[B, T, V]`, in numpy."""
+        """`[B, T]` to `[B, T, V]`, in numpy; of a model with running states token by token, as it decodes."""
+        import torch
+
+        if self.name in tiny_families.HYBRIDS:
+            made, kept = [], None
+            for tokens in np.asarray(ids).T:
+                logits, kept = self._step(tokens, kept)
+                made.append(logits)
+            return np.concatenate(made, axis=1)
+        with torch.no_grad():
+            return self.torch(torch.as_tensor(ids)).logits.float().numpy()
+
+    def greedy(self, prompt, count):
+        """The likeliest `count` tokens after a prompt, one after the other; a model with running states reads one at a time."""
+        import torch
+
+        if self.name not in tiny_families.HYBRIDS:
+            ids, size = torch.as_tensor([prompt]), {"max_new_tokens": count, "min_new_tokens": count}
+            asked = {
+                "attention_mask": torch.ones_like(ids),
+                "do_sample": False,
+                "eos_token_id": None,
+                "pad_token_id": 0,
+            }
+            return self.torch.generate(ids, **asked, **size)[0, len(prompt) :].tolist()
+        text, kept = list(prompt), None
+        for at in range(len(prompt) + count - 1):
+            logits, kept = self._step(text[at : at + 1], kept)
+            text += [int(logits.argmax())] if at >= len(prompt) - 1 else []
+        return text[len(prompt) :]
+
+    def _step(self, tokens, kept):
+        """Logits `[B, 1, V]` after one more token per row, and what the model keeps."""
         import torch
 
         with torch.no_grad():
-            return self.torch(torch.as_tensor(ids)).logits.float().numpy()
+            out = self.torch(torch.as_tensor(tokens)[:, None], cache=kept, use_cache=True)
+        return out.logits.float().numpy(), out.cache
 
 
 def build(name: str, folder: Path, **drawn: Any) -> Reference:

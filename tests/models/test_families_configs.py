@@ -218,6 +218,13 @@ def test_a_model_is_written_as_the_family_that_was_read():
             "local_attention must be null or a number of tokens above 1, not 1",
         ),
         ("modernbert-decoder", {"classifier_activation": "tanh"}, "classifier_activation 'tanh' is not supported"),
+        ("lfm2", {"full_attn_idxs": [8]}, r"full_attn_idxs must be numbers of layers, not \[8\]"),
+        ("lfm2", {"layer_types": ["mamba"] * 8}, "layer_types has unknown kinds: mamba; use full_attention or conv"),
+        ("lfm2", {"conv_L_cache": 0}, "positive integers for: conv_L_cache"),
+        ("lfm2", {"block_multiple_of": 0}, "block_multiple_of 0 a positive integer"),
+        ("lfm2_moe", {}, "layer_types must have conv or full_attention for each layer, not None"),
+        ("lfm2_moe", {"num_dense_layers": 8}, "num_dense_layers 8 leaves no layer with experts"),
+        ("lfm2_moe", {"use_expert_bias": False}, "use_expert_bias False is not supported"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not supported"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
@@ -382,6 +389,8 @@ PUBLISHED = {
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.83),
         ("jhu-clsp/ettin-decoder-1b", 1.03),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 109),
+        ("LiquidAI/LFM2-1.2B", 1.17),
+        ("LiquidAI/LFM2-8B-A1B", 8.3),
     )},
 }  # fmt: skip
 

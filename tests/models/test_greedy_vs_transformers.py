@@ -33,7 +33,8 @@ from specjax.sampling import SamplingArrays
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 FAMILIES = tuple(name for name in tiny_families.FAMILIES if name != "llama_biases")
 LENGTHS = (3, 9, 14, 21, 1)
-NEW = 24
+NEW, LONG = 24, 40
+"""New tokens, and those of models with running states."""
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
 
 
@@ -45,8 +46,8 @@ HEADS = {
     "swift": Swift(),
 }
 """Fresh heads, and layers that are skipped: what they do not share with the target's layers must still fit."""
-OF_EACH_KIND = ("llama2", "glm4_moe", "gemma4_small", "gpt_oss")
-"""Alike layers, experts, shared keys, and sinks with rings."""
+OF_EACH_KIND = ("llama2", "glm4_moe", "gemma4_small", "gpt_oss", *tiny_families.HYBRIDS)
+"""Alike layers, experts, shared keys, sinks with rings, and running states."""
 # every family with a tree and with plain decoding, one of each kind as its own draft; every other drafter with two or more
 RAGGED = [(family, name) for family in FAMILIES for name in ("token_recycling", "none")]
 RAGGED += [(family, "static") for family in OF_EACH_KIND]
@@ -99,11 +100,14 @@ def drafter(name, model):
     return made[name], {"target": model.params, "draft": (None, params) if name == "fuse" else params}
 
 
+def length_of(family):
+    """How many tokens are compared."""
+    return LONG if family in tiny_families.HYBRIDS else NEW
+
+
 @pytest.fixture(scope="module")
 def oracle(references):
     """`oracle(family)`: our model, ragged prompts, transformers' greedy text, teacher-forced logits, and the margin."""
-    import torch
-
     made = {}
 
     def get(family):
@@ -115,18 +119,8 @@ def oracle(references):
         prompts = [rng.integers(3, 128, n).tolist() for n in LENGTHS]
         wanted, logits, eps, spread = [], [], 0.0, 1.0
         for prompt in prompts:
-            ids = torch.as_tensor([prompt])
-            out = reference.torch.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=NEW,
-                min_new_tokens=NEW,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            text = out[0].tolist()
-            wanted.append(text[len(prompt) :])
+            wanted.append(reference.greedy(prompt, length_of(family)))
+            text = [*prompt, *wanted[-1]]
             theirs = reference.logits([text])[0]
             logits.append(theirs)
             eps = max(eps, float(np.abs(theirs - teacher_forced(model.lm, model.params, text)).max()))
@@ -148,9 +142,10 @@ def finished(decoder, params, state):
 def check(oracle, family, name, rows):
     model, prompts, wanted, logits, margin = oracle(family)
     chosen, params = drafter(name, model)
-    batch = Rows(tuple(tuple(prompts[i]) for i in rows), tuple(map(str, rows)), ({},) * len(rows), NEW)
+    new = length_of(family)
+    batch = Rows(tuple(tuple(prompts[i]) for i in rows), tuple(map(str, rows)), ({},) * len(rows), new)
     decoder = specjax.speculative(model.lm, chosen)
-    got = texts(finished(decoder, params, start(decoder, batch, model=params, capacity=64)))
+    got = texts(finished(decoder, params, start(decoder, batch, model=params, capacity=40 + new)))
     for i, text in zip(rows, got, strict=True):
         margin.compare(text, wanted[i], logits[i], len(prompts[i]))
     margin.close()

@@ -143,7 +143,7 @@ def prefill(model):
     cache = model.lm.init_cache(len(ids), ids.shape[1] + 8)
     for start in range(0, ids.shape[1], CHUNK):
         block = plain(ids[:, start : start + CHUNK], start)
-        counts = jnp.asarray(np.clip(LENGTHS - 1 - start, 0, CHUNK))
+        counts = jnp.asarray(np.clip(LENGTHS - 1 - start, 0, CHUNK), jnp.int32)
         cache = commit(model.lm, cache, forward(model.lm, model.params, block, cache).delta, None, block.length, counts)
     return ids, cache
 

@@ -304,6 +304,18 @@ MORE: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-4,
         "mlp_hidden_act": "relu",
     },
+    "lfm2": {
+        "full_attn_idxs": [1, 5],
+        "block_ff_dim": 90,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.5,
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "norm_eps": 1e-3,
+        "tie_embedding": False,
+        "rope_theta": 1e5,
+    },
+    "lfm2_moe": {"num_dense_layers": 3, "norm_topk_prob": False, "routed_scaling_factor": 2.0, "norm_eps": 1e-3},
     "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
@@ -335,5 +347,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "stablelm": {"num_key_value_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "gemma3n_text": {"num_kv_shared_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4, "num_experts": 4, "num_experts_per_tok": 2},
 }
 """What a file of theirs must say."""

@@ -59,6 +59,14 @@ GEMMA3N = {
     "final_logit_softcapping": 3.0,
     "rope_parameters": GEMMA3_ROPES,
 }
+LFM2 = {"num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": None, "layer_types": ["conv", FULL, "conv"]}
+LFM2_MOE = {
+    "num_dense_layers": 1,
+    "moe_intermediate_size": 20,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.3,
+}
 GPT_OSS = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 2,
@@ -632,8 +640,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
     "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "lfm2": ("Lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 24}),
+    "lfm2_moe": ("Lfm2Moe", LFM2 | LFM2_MOE),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+HYBRIDS = ("lfm2", "lfm2_moe")
+"""Families whose layers keep a running state."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
     "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text",

@@ -22,6 +22,8 @@ def attend(query, key, value, strength, log_decay, known, seen, sums) -> Array:
     of_query, of_key = jnp.split(of_state, 2, axis=3)
     by_query, by_key = jnp.split(likeness, 2, axis=3)
     wanted = strength * (value - kept * of_key) + known
-    below = strength * left * by_key  # the solver reads only what is below the diagonal
-    made = jax.lax.linalg.triangular_solve(below, wanted, left_side=True, lower=True, unit_diagonal=True)
+    made = wanted
+    if wanted.shape[3] > 1:
+        below = strength * left * by_key  # the solver reads only what is below the diagonal
+        made = jax.lax.linalg.triangular_solve(below, wanted, left_side=True, lower=True, unit_diagonal=True)
     return jnp.stack([kept * of_query + _product("bnrij,bnrjv->bnriv", left * by_query, made), made])

@@ -112,7 +112,7 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return weights.hf_name(path)
 
 
-def _heads(config: ModelConfig) -> int:
+def _heads(config: ModelConfig, name: str) -> int:
     return config.near.num_attention_heads
 
 

@@ -88,7 +88,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     if delta is None:
         return {}
     return {
-        "layer_types": [LINEAR if config.keeps_state(i) else FULL for i in range(config.num_hidden_layers)],
+        "layer_types": [LINEAR if config.state_mixer(i) is not None else FULL for i in range(config.num_hidden_layers)],
         "attention_bias": config.near.qkv_bias, "partial_rotary_factor": config.rope.share,
     } | {name: getattr(delta, ours) for name, ours in _SIZES.items()}  # fmt: skip
 

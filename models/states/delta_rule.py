@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.delta_rule import delta_rule
+from specjax.kernels.path_decays import decays
 from specjax.lm import Block
 from specjax.models.linear import Linear, by_heads
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -94,14 +96,21 @@ def corrected(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> tupl
       own: the block's tokens.
       seen: `[B or 1, T, P + T]` bool, the ancestors of each token, and itself.
     """
+    if own.log_decay.shape[-1] > 1:
+        return _by_channels(sums, past, own, seen)
+    of_past = None if past is None else (past.key, past.correction, past.log_decay[..., 0])
+    return delta_rule(*own[:4], own.log_decay[..., 0], seen, sums, of_past)
+
+
+def _by_channels(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> tuple[Array, Array]:
+    """`corrected` with a decay for each key channel, which is no factor of a product of keys."""
     size, before = own.key.shape[1], seen.shape[2] - own.key.shape[1]
     keys = own.key if past is None else jnp.concatenate([past.key, own.key], axis=1)
     logs = own.log_decay if past is None else jnp.concatenate([past.log_decay, own.log_decay], axis=1)
-    kept, left = paths.decays(logs, seen)
+    kept, left = decays(logs, seen)
     of_state = lambda x: _product("btnrk,bnrkv->btnrv", kept * x[:, :, :, None], sums)
-    others = ~jnp.eye(size, size + before, before, dtype=bool)[None, :, :, None, None]
     strength = own.strength[..., None]
-    likeness = strength[:, :, None, ..., 0] * jnp.where(others, _scores(own.key, keys, left), 0)
+    likeness = strength[:, :, None, ..., 0] * _scores(own.key, keys, left)
     wanted = strength * (own.value - of_state(own.key))
     if past is not None:
         wanted = wanted - _product("btsnr,bsnrv->btnrv", likeness[:, :, :before], past.correction)
@@ -112,10 +121,8 @@ def corrected(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> tupl
 
 
 def _scores(a: Array, b: Array, left: Array) -> Array:
-    """Products `[B, T, S, N, R]` of `a` `[B, T, N, K]` and `b` `[B, S, N, K]`, by what is left, `[B, T, S, N, R, D]`."""
-    if left.shape[-1] == 1:
-        return left[..., 0] * _product("btnk,bsnk->btsn", a, b)[..., None]
-    # the quotient of two factors, one for each token, would overflow
+    """Products `[B, T, S, N, R]` of `a` `[B, T, N, K]` and `b` `[B, S, N, K]`, by what is left, `[B, T, S, N, R, K]`. The
+    quotient of two factors, one for each token, would overflow."""
     return (left * a[:, :, None, :, None] * b[:, None, :, :, None]).sum(axis=-1)
 
 
@@ -195,6 +202,10 @@ class DeltaRuleConfig(StateMixerConfig):
 
 class DeltaRule(Mixer):
     """Projections and convolutions of queries, keys and values, and the rule. A mixer adds `rates` and `gated`."""
+
+    query: Linear
+    key: Linear
+    value: Linear
 
     def __init__(self, config: Any, width: int, dtype: Any, rngs: nnx.Rngs):
         c = config

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from specjax.models.attention import AttentionConfig
 from specjax.models.experts import ExpertsConfig
+from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer import LayerConfig
 from specjax.models.layer_inputs import LayerInputsConfig
-from specjax.models.latent import LatentAttentionConfig
 from specjax.models.mixers import SlotMixerConfig, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig

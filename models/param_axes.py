@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
-    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
-    "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
+    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp",
+    "gate_up": "mlp", "head": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp"}
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads

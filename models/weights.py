@@ -92,9 +92,11 @@ Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
 second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
 has outputs of every part. One that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in neighbouring
-pairs, and with `%32+64/128` 64 after 32 others; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further first axis, two parts to an index."""
+pairs, and with `%32+64/128` 64 after 32 others; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further
+first axis, two parts to an index."""
 _MARKS = re.compile(
-    r"(?P<name>[^#%:]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%((?P<before>\d+)\+)?(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?"
+    r"(?P<name>[^#%:]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?"
+    r"(%((?P<before>\d+)\+)?(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?"
 )
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]

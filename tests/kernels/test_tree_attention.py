@@ -166,7 +166,9 @@ def test_values_that_are_the_keys(way):
             plain(query, key, None, cache_key, None, length, **options, implementation=way)
         return
     got = check((query, key, None, cache_key, None, length), options, way)
-    np.testing.assert_allclose(got, plain(query, key, key, cache_key, cache_key, length, **options), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        got, plain(query, key, key, cache_key, cache_key, length, **options), rtol=1e-5, atol=1e-5
+    )
     held, scale = quantised(jnp.clip(cache_key, -1e9, 1e9), jnp.int8)
     check((query, key, None, held, None, length), options | {"key_scale": scale}, way)
 

@@ -209,8 +209,16 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave False is not supported"),
         ("deepseek_v3", {"kv_lora_rank": None}, "needs positive integers for: kv_lora_rank"),
         ("deepseek_v3", {"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even, not 5"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, not 'noaux_tc'"),
-        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"] * 4}, "dense for the first layers and sparse for the"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method must be greedy or group_limited_greedy, not 'noaux_tc'",
+        ),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"] * 4},
+            "dense for the first layers and sparse for the",
+        ),
         ("deepseek_v32", {}, "sparse attention .DSA.: an index chooses the tokens that a query sees"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),

@@ -161,6 +161,7 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line per drafter and expander."""
 
+
 def _latent() -> ModelConfig:
     """Latent attention in every layer, in whose cache a token has one vector."""
     mixer = LatentAttentionConfig(

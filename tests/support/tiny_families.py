@@ -106,8 +106,8 @@ YARN = {
     "beta_slow": 0.5,
 }  # fmt: skip
 LATENT = _DEEPSEEK | {
-    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
-    "v_head_dim": 20, "attention_bias": True,
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4, "v_head_dim": 20, "attention_bias": True,
 }  # fmt: skip
 DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
 DEEPSEEK_V2 = LATENT | {
@@ -349,7 +349,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": ("Glm4Moe", GLM),
     "deepseek_v2": ("DeepseekV2", DEEPSEEK_V2),
-    "deepseek_v2_lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False}),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False},
+    ),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK_V3),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "dots1": ("Dots1", DOTS1),

@@ -56,7 +56,9 @@ def widen(model: Model, k: int) -> Model:
             f"{model.name} cannot be widened: its layers have inputs of their own, or several residual streams"
         )
     if len(model.lm.config.attentions) < model.lm.num_layers:
-        raise ModelError(f"{model.name} cannot be widened: its layers have other mixers than attention (AttentionConfig)")
+        raise ModelError(
+            f"{model.name} cannot be widened: its layers have other mixers than attention (AttentionConfig)"
+        )
     if model.abstract:
         raise ModelError(f"{model.name} has no weights to widen: load it with them")
     if k == 1:

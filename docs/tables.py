@@ -327,6 +327,8 @@ def _attention(config: ModelConfig) -> str:
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
     states = collections.Counter(one.called for one in config.state_mixers)
+    if not ropes and config.slot_mixers and not states:
+        return "[latent](#latent-attention)"
     said = {
         **{f"{count} of {config.num_hidden_layers} layers: {called}": True for called, count in states.items()},
         "beside the MLP": config.layers[0].parallel,

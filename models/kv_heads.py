@@ -1,8 +1,8 @@
 """Copies of kv-heads, for meshes that are wider than a model has kv-heads.
 
 Heads are split over a mesh axis. With more chips than kv-heads, every chip would have to hold all kv-heads. With copies
-side by side, a chip holds only the kv-head that its query heads share, and the numbers are the same. The one vector of latent attention
-is copied as it is computed; its parameters are the same on every chip.
+side by side, a chip holds only the kv-head that its query heads share, and the numbers are the same. The one vector of latent
+attention is copied as it is computed; its parameters are the same on every chip.
 """
 
 from typing import Any

@@ -169,8 +169,8 @@ def _kernel(
     so far.
 
     query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`,
-    or `[K, H, block]` if `turned`, values only if they are not the keys; and, if given, unseen and cache_positions `[1, block]`, key_scale and value_scale
-    `[K, 1, block]`, and sinks `[K, M, 1]`.
+    or `[K, H, block]` if `turned`, with values only where they are not the keys. If given, unseen and cache_positions
+    `[1, block]`, key_scale and value_scale `[K, 1, block]`, and sinks `[K, M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
     value_ref, cache_value_ref = ref.get("value", ref["key"]), ref.get("cache_value", ref["cache_key"])

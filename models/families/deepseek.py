@@ -1,4 +1,5 @@
-"""Latent attention: DeepSeek-V2 (arXiv:2405.04434), DeepSeek-V3 and R1 (arXiv:2412.19437), Kimi K2 (arXiv:2507.20534), GLM-4.7-Flash.
+"""Latent attention: DeepSeek-V2 (arXiv:2405.04434), DeepSeek-V3 and R1 (arXiv:2412.19437), Kimi K2 (arXiv:2507.20534),
+GLM-4.7-Flash.
 
 Their first layers have no experts. DeepSeek-V2's router takes softmaxes, and counts a group of experts by the best of them. A
 file may hold further layers after the last (multi-token prediction), which a drafter uses.
@@ -123,7 +124,10 @@ _USUAL = {
     "num_key_value_heads": None, "head_dim": 64, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128,
     "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
 }  # fmt: skip
-_NOTE = "one matrix of queries or two (`q_lora_rank`), biases of attention, groups of experts (`n_group`), YaRN's `mscale_all_dim`"
+_NOTE = (
+    "one matrix of queries or two (`q_lora_rank`), biases of attention, groups of experts (`n_group`), YaRN's "
+    "`mscale_all_dim`"
+)
 DEEPSEEK_V2 = Family(
     "deepseek_v2", "DeepseekV2ForCausalLM",
     _USUAL | {
@@ -131,7 +135,8 @@ DEEPSEEK_V2 = Family(
         "n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "topk_method": "greedy",
         "norm_topk_prob": False,
     },
-    _read_v2, _write_v2, _FIXED | {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None), "mlp_bias": (False, None)},
+    _read_v2, _write_v2,
+    _FIXED | {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None), "mlp_bias": (False, None)},
     names=tensor_name, runs=_heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
 )  # fmt: skip
 DEEPSEEK_V3 = Family(

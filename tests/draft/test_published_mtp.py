@@ -32,7 +32,7 @@ GLM = {
 }  # fmt: skip
 LATENT = GLM | {
     "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4, "v_head_dim": 5, "partial_rotary_factor": 1.0,
+    "qk_rope_head_dim": 4, "v_head_dim": 5, "partial_rotary_factor": 1.0, "use_qk_norm": False,
 }  # fmt: skip
 LITE = {"mlp_layer_types": ["dense", "sparse"], "mtp_mlp_layer_types": ["sparse"]}
 HYBRID = {

@@ -228,6 +228,20 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not supported"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave False is not supported"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "needs positive integers for: kv_lora_rank"),
+        ("deepseek_v3", {"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even, not 5"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method must be greedy or group_limited_greedy, not 'noaux_tc'",
+        ),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"] * 4},
+            "dense for the first layers and sparse for the",
+        ),
+        ("deepseek_v32", {}, "sparse attention .DSA.: an index chooses the tokens that a query sees"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -247,6 +261,7 @@ SWITCHES = {
 OWN = {
     "granitemoe": {"attention_multiplier", "logits_scaling"},
     "olmoe": {"clip_qkv"},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), {"kv_lora_rank", "rope_interleave"}),
     **dict.fromkeys(("cohere", "cohere2"), {"logit_scale", "logits_scaling"}),
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling", "layer_types"}, "nemotron_h": {"layer_types"},

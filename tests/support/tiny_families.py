@@ -114,8 +114,8 @@ YARN = {
     "beta_slow": 0.5,
 }  # fmt: skip
 LATENT = _DEEPSEEK | {
-    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
-    "v_head_dim": 20, "attention_bias": True,
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4, "v_head_dim": 20, "attention_bias": True,
 }  # fmt: skip
 DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
 DEEPSEEK_V2 = LATENT | {

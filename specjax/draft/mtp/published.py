@@ -204,6 +204,6 @@ LAYOUT = Layout(
     read,
     said=_said,
     what="a layer of its target's class",
-    beside=("moe",),
+    beside=("deepseek", "moe"),
     keep=_own_tensors,
 )

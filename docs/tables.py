@@ -226,7 +226,15 @@ SHOWN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4},
     "granite": _MULTIPLIERS,
     "granitemoe": _MULTIPLIERS | {"num_local_experts": 4},
-    "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
+    "granitemoehybrid": _MULTIPLIERS
+    | {
+        "layer_types": ["mamba", "mamba", "attention"] * 4,
+        "num_local_experts": 4,
+        "mamba_n_heads": 4,
+    },
+    "bamba": {"attn_layer_indices": [5, 11], "mamba_n_heads": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "nemotron_h": {"hybrid_override_pattern": "M-M-M*-M-M-E"},
     "gemma3n_text": {"num_kv_shared_layers": 2},
     "lfm2": {"full_attn_idxs": [2, 5, 8]},
     "lfm2_moe": {"layer_types": (["conv"] * 2 + ["full_attention"]) * 4, "num_experts": 4},
@@ -308,7 +316,7 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 def _norms(config: ModelConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
-    layer, own = config.layers[-1], config.near
+    layer, own = config.layers[-1], config.attention_sizes
     more = {
         "minus the mean": config.norm.mean and not config.norm.bias,
         "minus the mean, with a bias": config.norm.mean and config.norm.bias,
@@ -322,15 +330,26 @@ def _norms(config: ModelConfig) -> str:
     return "; ".join((kinds[config.norm.kind], *(what for what, has in more.items() if has)))
 
 
+def _states(config: ModelConfig) -> str:
+    """How many layers have a mixer with a running state, and where."""
+    kinds = sorted({one.called for one in config.state_mixers})
+    layers, found = config.num_hidden_layers, len(config.state_mixers)
+    beside = any(len(layer.mixers) > 1 for layer in config.layers)
+    what = f"{' and '.join(kinds)} {'beside it' if beside else 'in its place'}"
+    return what if found == layers else f"{what} in {found} of {layers} layers"
+
+
 def _attention(config: ModelConfig) -> str:
+    if not config.slot_mixers:
+        return _states(config)
     own = config.near
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
-    states = collections.Counter(one.called for one in config.state_mixers)
-    if not ropes and config.slot_mixers and not states:
-        return "[latent](#latent-attention)"
+    if not ropes:
+        latent = "[latent](#latent-attention)"
+        return f"{latent}; {_states(config)}" if config.state_mixers else latent
     said = {
-        **{f"{count} of {config.num_hidden_layers} layers: {called}": True for called, count in states.items()},
+        _states(config): config.state_mixers,
         "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,
         "a scale of its own": own.scale is not None,
@@ -361,6 +380,9 @@ _ACTIVATIONS = {
 
 
 def _mlp(config: ModelConfig) -> str:
+    feeds = [layer for layer in config.layers if layer.feed is not None]
+    if not feeds:
+        return "none"
     gate = _ACTIVATIONS[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
     gate = f"{gate}, biases" if config.dense.bias else gate
     gate = f"{gate}, gates cut off in the first layers" if config.dense.sparsity else gate
@@ -373,7 +395,10 @@ def _mlp(config: ModelConfig) -> str:
         "whose inputs are weighted": config.experts.scoring == "inputs",
         "others that every token has": config.experts.shared is not None and not config.experts.shared_gate,
         "others that every token has, by a gate": config.experts.shared_gate,
-        "none in the first layers": config.layers[0].experts is None,
+        "none in the first layers": feeds[0].experts is None and len(feeds) == config.num_hidden_layers,
+        f"in {sum(one.experts is not None for one in feeds)} of {len(feeds)} layers; the others have a mixer instead": (
+            len(feeds) < config.num_hidden_layers
+        ),
     }
     clamped = "" if config.experts.swiglu_limit is None else "clamped "
     return ", ".join((f"{clamped}{gate}, experts", *(what for what, has in said.items() if has)))

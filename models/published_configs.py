@@ -312,6 +312,75 @@ def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int
     return family | sizes
 
 
+_MAMBA = {
+    "architectures": ["MambaForCausalLM"], "model_type": "mamba", "vocab_size": 50280, "hidden_size": 2560,
+    "intermediate_size": 5120, "num_hidden_layers": 64, "state_size": 16, "time_step_rank": 160, "conv_kernel": 4, "expand": 2,
+    "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+_FALCON_MAMBA = _MAMBA | {
+    "architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "vocab_size": 65024, "hidden_size": 4096,
+    "intermediate_size": 8192, "time_step_rank": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+_CODESTRAL_MAMBA = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "vocab_size": 32768, "hidden_size": 4096,
+    "num_hidden_layers": 64, "state_size": 128, "num_heads": 128, "head_dim": 64, "n_groups": 8, "conv_kernel": 4, "expand": 2,
+    "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+_JAMBA = {
+    "architectures": ["JambaForCausalLM"], "model_type": "jamba", "vocab_size": 65536, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 16,
+    "num_experts_per_tok": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256,
+    "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_BAMBA = {
+    "architectures": ["BambaForCausalLM"], "model_type": "bamba", "vocab_size": 128256, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "attn_layer_indices": [9, 18, 27], "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
+    "mamba_d_conv": 4, "mamba_expand": 2, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_GRANITE_4 = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 100352,
+    "num_hidden_layers": 40, "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],
+    "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+    "position_embedding_type": "nope", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "embedding_multiplier": 12, "residual_multiplier": 0.22,
+}  # fmt: skip
+_GRANITE_4_SMALL = _GRANITE_4 | {
+    "hidden_size": 4096, "intermediate_size": 768, "shared_intermediate_size": 1536, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_local_experts": 72, "num_experts_per_tok": 10, "mamba_n_heads": 128,
+    "attention_multiplier": 0.0078125, "logits_scaling": 16,
+}  # fmt: skip
+_GRANITE_4_TINY = _GRANITE_4 | {
+    "hidden_size": 1536, "intermediate_size": 512, "shared_intermediate_size": 1024, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "num_local_experts": 64, "num_experts_per_tok": 6, "mamba_n_heads": 48,
+    "attention_multiplier": 0.0078125, "logits_scaling": 6,
+}  # fmt: skip
+_NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "vocab_size": 131072, "head_dim": 128,
+    "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "mlp_bias": False,
+    "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+_NEMOTRON_NANO_2 = _NEMOTRON_H | {
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "num_hidden_layers": 56,
+    "hidden_size": 4480, "intermediate_size": 15680, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "mamba_num_heads": 128, "mamba_head_dim": 80, "max_position_embeddings": 131072,
+}  # fmt: skip
+_NEMOTRON_NANO_3 = _NEMOTRON_H | {
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "num_hidden_layers": 52,
+    "hidden_size": 2688, "intermediate_size": 1856, "num_attention_heads": 32, "num_key_value_heads": 2,
+    "mamba_num_heads": 64, "mamba_head_dim": 64, "n_routed_experts": 128, "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_shared_experts": 1, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "max_position_embeddings": 262144,
+}  # fmt: skip
+_FALCON_H1 = {
+    "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "vocab_size": 130049, "hidden_size": 3072,
+    "intermediate_size": 12288, "num_hidden_layers": 44, "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128,
+    "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128, "mamba_d_state": 256, "mamba_n_groups": 1,
+    "mamba_d_conv": 4, "mamba_rms_norm": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    "rope_theta": 100000000000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": _sized(_LLAMA, 4096, 14336, 32, 32),
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
@@ -382,5 +451,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
     "inclusionAI/Ling-mini-2.0": _LING_2,
+    "state-spaces/mamba-2.8b-hf": _MAMBA,
+    "tiiuae/falcon-mamba-7b": _FALCON_MAMBA,
+    "mistralai/Mamba-Codestral-7B-v0.1": _CODESTRAL_MAMBA,
+    "ai21labs/Jamba-v0.1": _JAMBA,
+    "ibm-ai-platform/Bamba-9B-v1": _BAMBA,
+    "ibm-granite/granite-4.0-h-small": _GRANITE_4_SMALL,
+    "ibm-granite/granite-4.0-h-tiny": _GRANITE_4_TINY,
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": _NEMOTRON_NANO_2,
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": _NEMOTRON_NANO_3,
+    "tiiuae/Falcon-H1-7B-Instruct": _FALCON_H1,
 }
 """Configs by hub name. Instruction-tuned versions have the same."""

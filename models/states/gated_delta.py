@@ -23,6 +23,7 @@ class GatedDeltaConfig(DeltaRuleConfig):
     """The gated delta net of a layer."""
 
     name: ClassVar[str] = "gated_delta"
+    called: ClassVar[str] = "gated delta nets"
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "GatedDelta":
         return GatedDelta(self, width, dtype, rngs)

@@ -23,6 +23,7 @@ class KimiDeltaConfig(DeltaRuleConfig):
     """The Kimi delta attention of a layer."""
 
     name: ClassVar[str] = "kimi_delta"
+    called: ClassVar[str] = "Kimi delta attention"
     chunk: ClassVar[int] = 16  # a token's decays towards its ancestors take K numbers for each of them
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "KimiDelta":

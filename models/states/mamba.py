@@ -76,6 +76,7 @@ class MambaConfig(StateMixerConfig):
     """
 
     name: ClassVar[str] = "mamba"
+    called: ClassVar[str] = "Mamba"
 
     channels: int
     state_size: int

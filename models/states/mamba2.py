@@ -80,6 +80,7 @@ class Mamba2Config(StateMixerConfig):
     """
 
     name: ClassVar[str] = "mamba2"
+    called: ClassVar[str] = "Mamba-2"
 
     num_heads: int
     head_dim: int

@@ -406,6 +406,16 @@ PUBLISHED = {
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 109),
         ("LiquidAI/LFM2-1.2B", 1.17),
         ("LiquidAI/LFM2-8B-A1B", 8.3),
+        ("state-spaces/mamba-2.8b-hf", 2.77),
+        ("tiiuae/falcon-mamba-7b", 7.27),
+        ("mistralai/Mamba-Codestral-7B-v0.1", 7.29),
+        ("ai21labs/Jamba-v0.1", 51.6),
+        ("ibm-ai-platform/Bamba-9B-v1", 9.78),
+        ("ibm-granite/granite-4.0-h-small", 32.2),
+        ("ibm-granite/granite-4.0-h-tiny", 6.94),
+        ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8.89),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6),
+        ("tiiuae/Falcon-H1-7B-Instruct", 7.59),
     )},
 }  # fmt: skip
 

@@ -70,6 +70,16 @@ RAGGED += [
     ("stablelm_parallel", "eagle3"),
     ("modernbert-decoder", "medusa"),
     ("modernbert-decoder", "swift"),
+    ("mamba", "static"),
+    ("mamba2", "prompt_lookup"),
+    ("granite4_h", "chain"),
+    ("jamba", "fuse"),
+    ("jamba", "prompt_lookup"),
+    ("falcon_h1", "static"),
+    ("falcon_h1", "swift"),
+    ("nemotron_h", "top_k"),
+    ("nemotron_h", "swift"),
+    ("nemotron_h", "prompt_lookup"),
 ]
 ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"))
 

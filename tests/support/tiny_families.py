@@ -282,6 +282,7 @@ GRANITE4_H = {
     "mamba_proj_bias": True,
 }
 FALCON_H1 = {
+    "num_hidden_layers": 3,
     "num_key_value_heads": 2,
     "mamba_d_ssm": 128,
     "mamba_rms_norm": True,

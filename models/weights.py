@@ -208,7 +208,9 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             number = lambda mark, usual=0, marks=marks: int(marks[mark] or usual)
             apart = len(shape) == 2 and not transposed
             pairs = Pairs(number("turned"), number("width"), apart) if marks["width"] else None
-            part = Part(i, index, shape, transposed, number("runs", 1), pairs, number("each"), marks["unit"] is not None)
+            part = Part(
+                i, index, shape, transposed, number("runs", 1), pairs, number("each"), marks["unit"] is not None
+            )
             found.setdefault(marks["name"], {})[number("place")] = part
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
@@ -316,7 +318,9 @@ def match(
         elif tensors[name].dtype in INTEGERS:
             problems.append(f"{name} has type {tensors[name].dtype}, weights are {', '.join(FLOATS)}")
         elif (parts[0].each or parts[0].unit) and tensors[name].read is not None:
-            problems.append(f"{name} is packed, which is not supported for a convolution or a tensor of several parameters")
+            problems.append(
+                f"{name} is packed, which is not supported for a convolution or a tensor of several parameters"
+            )
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:

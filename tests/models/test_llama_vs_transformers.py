@@ -98,7 +98,9 @@ def rounds_parameters_alone(reference):
     ids = ragged(LENGTHS)[:1]
     rounded = copy.deepcopy(reference.torch)
     for name, stored in rounded.state_dict().items():
-        if not name.endswith(("e_score_correction_bias", "router.bias", "A_log", "dt_bias")):  # float32 in a model of 16 bits too
+        if not name.endswith(
+            ("e_score_correction_bias", "router.bias", "A_log", "dt_bias")
+        ):  # float32 in a model of 16 bits too
             stored.copy_(stored.bfloat16().float())
     model = models.load(reference.folder, dtype="bfloat16")
     got = forward(model.lm, model.params, plain(ids)).logits
@@ -175,7 +177,9 @@ def test_chunked_prefill_then_tree_equals_every_path(reference):
 
     # the accepted path, committed by its slots, continues the text
     path = np.array([0, 2, 5])
-    cache = commit(model.lm, cache, out.delta, jnp.tile(path[None], (len(ids), 1)), jnp.asarray(roots), jnp.full(len(ids), 3))
+    cache = commit(
+        model.lm, cache, out.delta, jnp.tile(path[None], (len(ids), 1)), jnp.asarray(roots), jnp.full(len(ids), 3)
+    )
     more = np.random.default_rng(3).integers(0, 128, (len(ids), CHUNK))
     starts = jnp.asarray(roots + 3)
     after = Block(jnp.asarray(more, jnp.int32), (starts[:, None] + jnp.arange(CHUNK)[None]).astype(jnp.int32), starts)

@@ -4,7 +4,6 @@ of the warpers into `specjax/sampling_fields.py`, and the flags of the commands 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
-import collections
 import functools
 import json
 import math
@@ -359,6 +358,8 @@ def _attention(config: ModelConfig) -> str:
         "layers with a window see chunks of it": own.chunked,
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
+        "gates of heads": own.gated,
+        f"a delta net in {len(config.state_mixers)} of {config.num_hidden_layers} layers": config.state_mixers,
         "no positions": still == len(ropes) and config.embedding.positions is None,
         "learned positions": config.embedding.positions,
         f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),

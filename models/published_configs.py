@@ -306,6 +306,26 @@ _ETTIN = {
     "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 160000.0,
 }  # fmt: skip
 
+_LINEAR = {
+    "head_dim": 256, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+    "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN_NEXT = _LINEAR | {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 151936, "num_key_value_heads": 2,
+    "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "partial_rotary_factor": 0.25, "rope_theta": 10000000.0, "rope_scaling": None,
+}  # fmt: skip
+_QWEN3_5 = _LINEAR | {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "vocab_size": 248320,
+    "num_key_value_heads": 4, "linear_num_value_heads": 48, "attn_output_gate": True,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
+
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -389,6 +409,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": _sized(_QWEN_NEXT, 2048, 5120, 48, 16),
+    "Qwen/Qwen3.5-27B": _sized(_QWEN3_5, 5120, 17408, 64, 24),
     "Qwen/Qwen1.5-MoE-A2.7B": _sized(_QWEN2_MOE, 2048, 5632, 24, 16),
     "allenai/OLMoE-1B-7B-0924": _sized(_OLMOE, 2048, 1024, 16, 16),
     "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),

@@ -31,6 +31,7 @@ from specjax.models.mixers import Mixer, StateMixerConfig
 from specjax.models.states import paths
 
 Array = jax.Array
+_PARTS = ("query", "key", "value")
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
@@ -210,7 +211,7 @@ class DeltaRule(Mixer):
     def __init__(self, config: Any, width: int, dtype: Any, rngs: nnx.Rngs):
         c = config
         linear = functools.partial(Linear, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        for name, size in zip(("query", "key", "value"), c.channels, strict=True):
+        for name, size in zip(_PARTS, c.channels, strict=True):
             setattr(self, name, linear(width, c.num_key_heads * size))
             taps = nnx.initializers.lecun_normal()(rngs.params(), (c.kernel_size, c.num_key_heads * size), dtype)
             setattr(self, f"{name}_taps", nnx.Param(taps))
@@ -230,8 +231,8 @@ class DeltaRule(Mixer):
         c, size = self.config, x.shape[1]
         ancestors = paths.ancestors(block, 0 if past is None else past.key.shape[1])
         state = c.init(x.shape[2], len(x), x.dtype) if cache is None else cache
-        parts = zip((self.query, self.key, self.value), c.channels, strict=True)
-        inputs = jnp.concatenate([by_heads(one(x), width) for one, width in parts], axis=3).astype(jnp.float32)
+        parts = [by_heads(getattr(self, name)(x), width) for name, width in zip(_PARTS, c.channels, strict=True)]
+        inputs = jnp.concatenate(parts, axis=3).astype(jnp.float32)
         own = self._tokens(x, inputs, state, past, ancestors)
         if ancestors.text and size > c.chunk:
             out, made = in_text(state.sums, past, own, c.chunk)
@@ -243,7 +244,7 @@ class DeltaRule(Mixer):
     def _tokens(self, x: Array, inputs: Array, state: State, past: Delta | None, ancestors: paths.Ancestors) -> Tokens:
         """The block's tokens after the convolution, with `inputs` as in `Delta`."""
         c = self.config
-        taps = [getattr(self, f"{name}_taps")[...] for name in ("query", "key", "value")]
+        taps = [getattr(self, f"{name}_taps")[...] for name in _PARTS]
         taps = jnp.concatenate([each.reshape(c.kernel_size, c.num_key_heads, -1) for each in taps], axis=2)
         every = inputs if past is None else jnp.concatenate([past.inputs, inputs], axis=1)
         flat = lambda x: x.reshape(*x.shape[: x.ndim - 2], -1)

@@ -397,6 +397,8 @@ PUBLISHED = {
         ("ibm-granite/granite-3.1-3b-a800m-instruct", 3.3),
         ("rednote-hilab/dots.llm1.inst", 142),
         ("MiniMaxAI/MiniMax-M2", 228.7),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79.67),
+        ("Qwen/Qwen3.5-27B", 26.90),
         ("XiaomiMiMo/MiMo-V2-Flash", 309),
         ("baidu/ERNIE-4.5-0.3B-PT", 0.36),
         ("inclusionAI/Ling-mini-2.0", 16.26),

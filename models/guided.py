@@ -65,7 +65,8 @@ class Guided(Paired):
         empty = self.lm.init_cache(1, count, jax.tree.leaves(cache.own)[0].dtype)
         delta = self.lm(params, block, empty, wants=Wants()).delta
         delta = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), delta)
-        other = self.lm.commit(cache.other, delta, None, jnp.zeros((rows,), jnp.int32))
+        first, counts = jnp.zeros((rows,), jnp.int32), jnp.full((rows,), count, jnp.int32)
+        other = self.lm.commit(cache.other, delta, None, first, counts)
         return dataclasses.replace(cache, other=other)
 
     def elsewhere(self, block: Block, cache: PairedCache | None) -> Block:

@@ -367,6 +367,14 @@ class LlamaLM:
         states = tuple(committed(mixer, state, own, src, dst, counts) for mixer, state, own in of_each)
         return dataclasses.replace(commit_kv(cache, delta, src, dst), states=states)
 
+    def states(self, cache: Any) -> tuple[Any, ...]:
+        """See `specjax.lm.LM.states`."""
+        return cache.states if isinstance(cache, KVCache) else ()
+
+    def with_states(self, cache: Any, states: tuple[Any, ...]) -> Any:
+        """See `specjax.lm.LM.with_states`."""
+        return dataclasses.replace(cache, states=states) if isinstance(cache, KVCache) else cache
+
     def axes(self, params: Any) -> Any:
         """Logical axes of every parameter, by the name of the module that holds it."""
         return param_axes(params)

@@ -199,6 +199,16 @@ class StateMixerConfig(MixerConfig):
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
 
 
+def check_both_ways(lm: Any, what: str) -> None:
+    """Raises ValueError if layers of an LM keep a running state, which `what` cannot use since it reads a text both ways."""
+    config = getattr(lm, "config", None)
+    if mixers := getattr(config, "state_mixers", ()):
+        raise ValueError(
+            f"{what} reads a text both ways, and layers of {type(mixers[0]).__name__} read it from left to right: take a "
+            "model whose layers are all attention"
+        )
+
+
 def committed(
     mixer: StateMixerConfig, state: Any, delta: Any, src: Array | None, dst: Array, counts: Array | None
 ) -> Any:

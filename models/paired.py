@@ -139,6 +139,15 @@ class Paired(abc.ABC):
         other = self.other_lm.commit(cache.other, delta.other, src, there, counts)
         return dataclasses.replace(cache, own=own, other=other)
 
+    def states(self, cache: PairedCache) -> tuple[PyTree, PyTree]:
+        """See `specjax.lm.LM.states`."""
+        return self.lm.states(cache.own), self.other_lm.states(cache.other)
+
+    def with_states(self, cache: PairedCache, states: tuple[PyTree, PyTree]) -> PairedCache:
+        """See `specjax.lm.LM.with_states`."""
+        own, other = self.lm.with_states(cache.own, states[0]), self.other_lm.with_states(cache.other, states[1])
+        return dataclasses.replace(cache, own=own, other=other)
+
     def cache_axes(self, cache: PyTree) -> PyTree:
         """See `specjax.lm.LM.cache_axes` and `commit`."""
         if not isinstance(cache, PairedCache):

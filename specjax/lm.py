@@ -251,6 +251,15 @@ class LM(Protocol):
         """
         ...
 
+    def states(self, cache: PyTree) -> PyTree:
+        """What a cache keeps of a text that a shorter length does not take back: running states
+        (`specjax.models.mixers`). Leaves lead with `[B]`; a model of slots has none."""
+        ...
+
+    def with_states(self, cache: PyTree, states: PyTree) -> PyTree:
+        """The cache with these `states`."""
+        ...
+
     def axes(self, params: PyTree) -> PyTree:
         """Logical axis names of every leaf of `params`, as tuples (see `specjax.sharding.rules`)."""
         ...
@@ -296,6 +305,14 @@ class BaseLM:
 
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """See `LM.begin`: the cache as it is."""
+        return cache
+
+    def states(self, cache: PyTree) -> PyTree:
+        """See `LM.states`: there are none."""
+        return ()
+
+    def with_states(self, cache: PyTree, states: PyTree) -> PyTree:
+        """See `LM.with_states`."""
         return cache
 
     def axes(self, params: PyTree) -> PyTree:

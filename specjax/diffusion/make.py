@@ -9,6 +9,7 @@ from specjax.diffusion.cache import Cache, NoCache
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
 from specjax.lm import LM
+from specjax.models.mixers import check_both_ways
 from specjax.sharding.mesh import make_mesh
 
 
@@ -39,6 +40,7 @@ def diffusion(
       ValueError: for a mask id outside the vocabulary, an empty block, a mesh with other axes, or parts that do not go
         together.
     """
+    check_both_ways(target, "a diffusion model")
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
     parts = (*parts, tuple(never), tuple(doubted), warped)

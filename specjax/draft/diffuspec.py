@@ -16,6 +16,7 @@ from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
+from specjax.models.mixers import check_both_ways
 from specjax.sharding.rules import shardings
 
 Array = jax.Array
@@ -88,6 +89,7 @@ class DiffuSpec(TreeDrafter):
         return ladder(self.nodes) if self.expander.is_chain else self.expander.rungs
 
     def bind(self, target):
+        check_both_ways(self.lm, "a diffusion model")
         if self.lm.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the diffusion model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: they must share "

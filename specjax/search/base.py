@@ -270,9 +270,8 @@ class Search(Decoder[SearchState], abc.ABC):
         last = jnp.max(jnp.where(live, length, 0))
         cache = fork(state.cache, axes, source, first, last)
         delta = merged(jax.tree.map(lambda x: chosen(x, source), parted(delta, self.num_texts)))
-        return parted(
-            self.target.commit(merged(cache), delta, None, jnp.repeat(length - 1, self.num_texts)), self.num_texts
-        )
+        at, counts = (jnp.repeat(x, self.num_texts) for x in (length - 1, live.astype(jnp.int32)))
+        return parted(self.target.commit(merged(cache), delta, None, at, counts), self.num_texts)
 
     def _after(self, state, over, failed, beams, found, open, cache) -> SearchState:
         """The state after a step.

@@ -302,8 +302,8 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
             output = lm(params, Block(tokens, at, memory.known), memory.cache, wants=wants)
             # entries after the text, and those of rows whose turn it is not, are garbage that `known` hides
-            cache = lm.commit(memory.cache, output.delta, None, memory.known)
             known = jnp.where(rows, jnp.minimum(memory.known + width, state.length), memory.known)
+            cache = lm.commit(memory.cache, output.delta, None, memory.known, known - memory.known)
             return Memory(cache, known, memory.passes + rows), output.logits
 
         def behind(memory):

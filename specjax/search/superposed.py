@@ -166,7 +166,8 @@ class SuperposedSearch(Search):
         beams = Beams(chosen(texts, picked), going)
         after = jnp.where(token[:, 0] >= 0, length - 1, 0)  # tells XLA that the write comes after the pass
         with jax.named_scope("commit"):
-            cache = parted(self.target.commit(merged(state.cache), output.delta, None, after), 1)
+            cache = self.target.commit(merged(state.cache), output.delta, None, after, live.astype(jnp.int32))
+            cache = parted(cache, 1)
         return self._after(state, over, failed, beams, found, ~over[:, None], cache), None
 
     def _kept(self, state, logits, length, live) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """Rows that a model continues step by step, from the host: write to a step's end, read another model's text, go back, fork.
 
-Nothing is computed twice: a row keeps its cache between calls, and going back is a shorter length. In the shape
+A row keeps its cache between calls, and going back is a shorter length. Of a model with running states, which no length takes
+back, the states before the last calls are kept, and what a row keeps of its text after them is read again. In the shape
 descriptions `B` denotes rows, `W` tokens that are read together, `M` ids that are asked for.
 """
 
@@ -26,6 +27,8 @@ from specjax.state import Finish
 
 Array = jax.Array
 
+MARKS = 2
+"""How many calls a row goes back without reading its text from the beginning, in a model with running states."""
 WIDTHS = (16, 32, 64)
 """How many tokens are read together: the first width that holds the text to be read, or the last one several times."""
 
@@ -77,6 +80,7 @@ class Writer:
         self.failed = np.zeros(rows, bool)
         self.passes = np.zeros(rows, np.int64)
         self.state: Any = self.blank(rows)
+        self.marks: list[tuple[np.ndarray, Any]] = []
 
     def blank(self, rows: int) -> Any:
         """A state of so many free rows, of the same form as these."""
@@ -112,6 +116,7 @@ class Writer:
         self.length[:] = self.begin[:] = 1
         self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]
         self._set(length=self.length)  # of rows that are free now too
+        self.marks = []
         self.tokens = to_host(self.state.tokens).copy()
 
     def _set(self, **fields: np.ndarray) -> None:
@@ -137,6 +142,7 @@ class Writer:
         limit = np.minimum(before + most, self.most)
         live = np.asarray(rows) & (limit > before) & ~self.failed
         if live.any():
+            self._mark()
             self._set(finish=np.where(live, Finish.RUNNING, Finish.LENGTH), limit=limit, eos=self._eos(step))
             self.state = decoding.run(self.decoder, self.params, self.state)
             self.hear()
@@ -163,7 +169,9 @@ class Writer:
         counts = np.asarray([len(text) for text in texts])
         if (over := self.length + counts > self.capacity - WIDTHS[-1] - 1).any():
             raise ValueError(f"row {int(np.flatnonzero(over)[0])} has no room for {int(counts.max())} more tokens")
-        width = next((width for width in WIDTHS if width >= counts.max()), WIDTHS[-1])
+        if counts.any():
+            self._mark()
+        width = _width(counts)
         logprobs: list[list[float]] = [[] for _ in texts]
         after, top = np.full((self.rows, len(ids)), -np.inf, np.float32), np.zeros(self.rows, np.int32)
         for at in range(0, int(counts.max()), width):
@@ -183,8 +191,37 @@ class Writer:
 
     def back(self, lengths: np.ndarray) -> None:
         """Takes back the tokens after these lengths `[B]`; what was computed for the rest stays."""
-        self.length = np.minimum(self.length, lengths)
+        shorter = np.minimum(self.length, lengths)
+        if jax.tree.leaves(self.decoder.target.states(self.state.cache)) and (shorter < self.length).any():
+            self._again(shorter)
+        self.length = shorter
         self._set(length=self.length)
+
+    def _mark(self) -> None:
+        """Keeps the states of all rows, if the model has any."""
+        states = self.decoder.target.states(self.state.cache)
+        if jax.tree.leaves(states):
+            self.marks = [*self.marks[1 - MARKS :], (self.length.copy(), jax.tree.map(jnp.copy, states))]
+
+    def _again(self, shorter: np.ndarray) -> None:
+        """Gives rows that become `shorter` `[B]` the newest kept states of no longer text, and reads the rest again."""
+        states = lambda of: self.decoder.target.states(of)
+        blank = (np.ones(self.rows, np.int64), states(self.decoder.target.init_cache(self.rows, 1, jnp.float32)))
+        choices = [(self.length, states(self.state.cache)), blank, *self.marks]
+        lengths = np.stack([own for own, _ in choices])
+        fits = np.where(lengths <= shorter, np.arange(len(choices))[:, None], 0)
+        which = np.where(shorter < self.length, fits.max(axis=0), 0)
+        known = lengths[which, np.arange(self.rows)]
+        given = jax.device_put(which.astype(np.int32))
+        self.state = _restored(self.decoder, self.state, [own for _, own in choices[1:]], given)
+        counts = np.where(which > 0, shorter - known, 0)
+        width = _width(counts)
+        for at in range(0, int(counts.max()), width):
+            count = np.clip(counts - at, 0, width)
+            begin = np.where(count > 0, known - 1 + at, self.length - 1)
+            begin, count = jax.device_put((begin.astype(np.int32), count.astype(np.int32)))
+            self.state = _read_again(self.decoder, width, self.params, self.state, begin, count)
+            self.passes += to_host(count) > 0
 
     def fork(self, pool: Any, slots: Any, keys: np.ndarray) -> None:
         """Makes every row continue a row of another state, with its own key.
@@ -197,6 +234,7 @@ class Writer:
         taken, own = jax.device_put((np.asarray(slots, np.int32), keys))
         self.state = _taken(self.decoder, pool, taken, keys_of(own))
         self.failed[:] = False
+        self.marks = []
         host = to_host((self.state.tokens, self.state.length, self.state.prompt_length))
         self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)
 
@@ -221,6 +259,41 @@ class Writer:
         return "eos" if self.ended(row) else "error" if self.failed[row] else "length"
 
 
+def _width(counts: np.ndarray) -> int:
+    """How many tokens are read together, where rows have so many."""
+    return next((width for width in WIDTHS if width >= counts.max()), WIDTHS[-1])
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@settled
+def _restored(decoder, state, kept: list[Any], which: Array):
+    """The state in which a row whose `which` `[B]` is n > 0 has the n-th of the `kept` states."""
+    lm = decoder.target
+
+    def one(now, *others):
+        return functools.reduce(
+            lambda made, own: jnp.where(
+                (which == own[0]).reshape(-1, *[1] * (now.ndim - 1)), own[1].astype(now.dtype), made
+            ),
+            enumerate(others, 1),
+            now,
+        )
+
+    states = jax.tree.map(one, lm.states(state.cache), *kept)
+    return dataclasses.replace(state, cache=lm.with_states(state.cache, states))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+@settled
+def _read_again(decoder, width, params, state, begin: Array, count: Array):
+    """The state after `count` `[B]` of `width` tokens from `begin` `[B]` on, which are in the text already."""
+    positions = begin[:, None] + jnp.arange(width)[None]
+    tokens = jnp.take_along_axis(state.tokens, positions, axis=1, mode="clip")
+    output = decoder.target(params["target"], Block(tokens, positions, begin), state.cache, wants=Wants())
+    cache = decoder.target.commit(state.cache, output.delta, None, begin, count)
+    return dataclasses.replace(state, cache=cache)
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 @settled
 def _read(decoder, params, state, new: Array, count: Array, ids: Array):
@@ -234,7 +307,7 @@ def _read(decoder, params, state, new: Array, count: Array, ids: Array):
     own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
     last = jnp.take_along_axis(dists, count[:, None, None], axis=1)[:, 0]
     # the last token is read too, for the next token's logits; the next pass writes its entry anew
-    cache = decoder.target.commit(state.cache, output.delta, None, begin)
+    cache = decoder.target.commit(state.cache, output.delta, None, begin, count)
     text = write(state.tokens, new, state.length)
     state = dataclasses.replace(state, tokens=text, length=state.length + count, cache=cache)
     return state, own, last[:, ids], jnp.argmax(last, axis=1)

@@ -89,7 +89,7 @@ class Reading:
             positions = jnp.broadcast_to(start + jnp.arange(CHUNK, dtype=jnp.int32)[None], part.shape)
             begin = jnp.full((rows,), start, jnp.int32)
             output = self.lm(params, Block(part, positions, begin), cache, wants=wants)
-            cache = self.lm.commit(cache, output.delta, None, begin)
+            cache = self.lm.commit(cache, output.delta, None, begin, jnp.full((rows,), CHUNK, jnp.int32))
             return constrain(self.mesh, self.lm.cache_axes(cache), cache), output.logits
 
         def score(i, carry):

@@ -69,7 +69,10 @@ class Gemma4Assistant(FeatureDrafter):
         """The head's module, as functions."""
         from specjax.draft.gemma4_assistant.network import AssistantHead
 
-        return AssistantHead(self.config, self.feature_size, sources(self.config, self.target.config))
+        theirs = self.target.config
+        own = [i for i in range(theirs.num_hidden_layers) if _keeps_keys(theirs, i)]
+        places = tuple(own.index(layer) for layer in sources(self.config, theirs))
+        return AssistantHead(self.config, self.feature_size, places)
 
     def param_shardings(self, mesh, params):
         return head_shardings(mesh, params, self.config)
@@ -166,14 +169,32 @@ class Gemma4Assistant(FeatureDrafter):
 
 
 def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
-    """The config of an assistant with the target's sizes and so many of its last layers, without experts."""
+    """The config of an assistant with the target's sizes and so many of its last layers with attention, without experts.
+
+    Raises:
+      ValueError: if the target has fewer of them.
+    """
     bare = {"feed": target.dense, "beside": None, "input_size": 0, "laurel": 0, "streams": 0}
+    attend = [(i, layer) for i, layer in enumerate(target.layers) if _attends(target, i)]
+    if len(attend) < layers:
+        raise ValueError(f"gemma4_assistant: {layers} layers read as many layers with attention: the target has {len(attend)}")
     last = [
         dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
-        for i, layer in list(enumerate(target.layers))[-layers:]
+        for i, layer in attend[-layers:]
     ]
     embedding = dataclasses.replace(target.embedding, layer_inputs=None, streams=0)
     return dataclasses.replace(target, layers=tuple(last), embedding=embedding)
+
+
+def _attends(config: "ModelConfig", layer: int) -> bool:
+    from specjax.models.attention import AttentionConfig
+
+    return isinstance(config.layers[layer].mixer, AttentionConfig)
+
+
+def _keeps_keys(config: "ModelConfig", layer: int) -> bool:
+    """Whether a layer has a cache of its own with keys and values."""
+    return _attends(config, layer) and config.source(layer) == layer
 
 
 def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
@@ -183,7 +204,7 @@ def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
       ValueError: if the target has no layer of that kind.
     """
     kind = lambda config, layer: config.window(layer) is None
-    last = {kind(target, i): i for i in range(target.num_hidden_layers) if target.source(i) == i}
+    last = {kind(target, i): i for i in range(target.num_hidden_layers) if _keeps_keys(target, i)}
     kinds = [kind(own, i) for i in range(own.num_hidden_layers)]
     if missing := [full for full in kinds if full not in last]:
         raise ValueError(

@@ -14,6 +14,8 @@ from specjax.draft.feature import head_config
 from specjax.draft.head import draft_logits, head_columns
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Partial, Wants
+from specjax.models.attention import AttentionConfig
+from specjax.models.kv import commit_kv, kv_axes
 from specjax.models.kv_heads import merged
 
 Array = jax.Array
@@ -98,12 +100,24 @@ class Kangaroo(TreeDrafter, Trained):
                 f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
             )
         own = head_config(target, "kangaroo")
-        return dataclasses.replace(self, config=self.config or own.only(self.exit_layer), target=target)
+        return dataclasses.replace(self, config=self.config or own.only(self.attends(own)), target=target)
+
+    def attends(self, config):
+        """The layer whose attention the adapter has: the first one with attention after the shared layers or, without any,
+        the last one before.
+
+        Raises:
+          ValueError: if no layer has attention.
+        """
+        found = [i for i, layer in enumerate(config.layers) if isinstance(layer.mixer, AttentionConfig)]
+        if not found:
+            raise ValueError("kangaroo: the adapter is an attention like the target's, and no layer of it has attention")
+        return next((i for i in found if i >= self.exit_layer), found[-1])
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained further."""
         once = merged(target_params, self.target.config, self.target.kv_copies)
-        return self.head.init(self.config, once, self.exit_layer)
+        return self.head.init(self.config, once, self.attends(self.target.config))
 
     @classmethod
     def objective(cls):
@@ -132,12 +146,12 @@ class Kangaroo(TreeDrafter, Trained):
         return self.head.init_cache(self.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
 
     def axes(self, draft):
-        return self.target.cache_axes(draft)
+        return kv_axes(draft)
 
     def prefill(self, params, draft, chunk, output):
         h = output.hidden[self.exit_layer - 1]
         _, delta = self.head.adapt(self.config, params["draft"], h, chunk.block, draft)
-        return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
+        return commit_kv(draft, delta, None, chunk.block.positions[:, 0])
 
     def trimmed(self, params, target_params, ids):
         return self, {
@@ -177,4 +191,4 @@ class Kangaroo(TreeDrafter, Trained):
     def observe(self, params, draft, proposal, output, verdict):
         # As in the step: a write that depends on the verdict comes after every read, and is made in place.
         start = jnp.where(verdict.accepted >= 0, draft.start, 0)
-        return self.target.commit(draft.cache, draft.delta, None, start)
+        return commit_kv(draft.cache, draft.delta, None, start)

@@ -33,7 +33,9 @@ def made(name):
 
 def passed(graph, params, x, state, visible=None, past=None):
     size = x.shape[1] + (0 if past is None else jax.tree.leaves(past)[0].shape[1])
-    block = Block(jnp.zeros(x.shape[:2], jnp.int32), jnp.zeros(x.shape[:2], jnp.int32), jnp.zeros(len(x), jnp.int32), visible)
+    block = Block(
+        jnp.zeros(x.shape[:2], jnp.int32), jnp.zeros(x.shape[:2], jnp.int32), jnp.zeros(len(x), jnp.int32), visible
+    )
     return nnx.merge(graph, params)(x, None, block, state, past, jnp.zeros((len(x), size), jnp.int32))
 
 
@@ -63,7 +65,9 @@ def random_state(config, rows, key):
 
 def random_trees(rng):
     """Parents of random trees `[B, T]`, their ancestor masks, and a random path `[B, T]` from a root with its length."""
-    parents = np.stack([rng.integers(-1, np.maximum(i, 1), ROWS) if i else np.full(ROWS, -1) for i in range(NODES)], axis=1)
+    parents = np.stack(
+        [rng.integers(-1, np.maximum(i, 1), ROWS) if i else np.full(ROWS, -1) for i in range(NODES)], axis=1
+    )
     parents[:, 1:][rng.random((ROWS, NODES - 1)) < 0.4] = 0
     parents = np.minimum(parents, np.arange(NODES) - 1)
     visible = np.zeros((ROWS, NODES, NODES), bool)

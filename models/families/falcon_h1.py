@@ -89,6 +89,6 @@ FALCON_H1 = Family(
     _read, _write, SILU, names=functools.partial(
         base.renamed, modules=jamba.SHELL | state_spaces.modules(state_spaces.NAMES), outer=jamba.OUTER
     ),
-    note="multipliers, a norm of the state space's outputs (`mamba_rms_norm`) before or after its gate, biases, limits of steps "
-    "(`time_step_limit`)",
+    note="multipliers, a norm of the state space's outputs (`mamba_rms_norm`) before or after its gate, biases, limits of "
+    "steps (`time_step_limit`)",
 )  # fmt: skip

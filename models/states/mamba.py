@@ -2,8 +2,8 @@
 
 A channel c has a state of N numbers. A token with input x, step dt and directions B and C makes it
 `exp(dt[c] A[c, n]) S[c, n] + dt[c] B[n] x[c]`, and its output is `S C + D x`. These decays do not factor into a product of
-matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the sum over
-its last 2^i ancestors.
+matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the sum
+over its last 2^i ancestors.
 
 Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `J` = P + T, `M` tokens of a path, `E` width, `C`
 channels, `N` states per channel, `R` rank of steps, `K` width of the convolution.
@@ -204,14 +204,18 @@ class Mamba(Mixer):
         """See `read`; a long text is read in chunks."""
         before = None if past is None else past[:3]
         if not ancestors.text or c.shape[1] <= CHUNK:
-            return read(sums, *paths.every(before, own[:3]), c, rates, ancestors)
-        if before is not None:
-            sums = after(sums, *before, rates[None], jnp.full((len(sums),), before[0].shape[1], jnp.int32))
+            added, b, steps = paths.every(before, own[:3])
+            return read(sums, added, b, steps, c, rates, ancestors)
+        if past is not None:
+            count = jnp.full((len(sums),), past.b.shape[1], jnp.int32)
+            sums = after(sums, past.added, past.b, past.steps, rates[None], count)
         whole = jnp.full((len(sums),), CHUNK, jnp.int32)
         seen = paths.Ancestors(jnp.tril(jnp.ones((1, CHUNK, CHUNK), bool)), True)
 
         def step(sums, own):
-            return after(sums, *own[:3], rates[None], whole), read(sums, *own, rates, seen)
+            added, b, steps, c = own
+            after_it = after(sums, added, b, steps, rates[None], whole)
+            return after_it, read(sums, added, b, steps, c, rates, seen)
 
         return paths.in_chunks(step, sums, (*own[:3], c), CHUNK)
 

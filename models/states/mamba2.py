@@ -196,12 +196,18 @@ class Mamba2(Mixer):
         """See `read`; a long text is read in chunks."""
         before = None if past is None else past[:3]
         if not ancestors.text or c.shape[1] <= paths.CHUNK:
-            return read(sums, *paths.every(before, own[:3]), c, ancestors.seen)
-        if before is not None:
-            sums = after(sums, *before, jnp.full((len(sums),), before[0].shape[1], jnp.int32))
+            added, b, log_decay = paths.every(before, own[:3])
+            return read(sums, added, b, log_decay, c, ancestors.seen)
+        if past is not None:
+            count = jnp.full((len(sums),), past.b.shape[1], jnp.int32)
+            sums = after(sums, past.added, past.b, past.log_decay, count)
         whole = jnp.full((len(sums),), paths.CHUNK, jnp.int32)
         seen = jnp.tril(jnp.ones((1, paths.CHUNK, paths.CHUNK), bool))
-        step = lambda sums, own: (after(sums, *own[:3], whole), read(sums, *own, seen))
+
+        def step(sums, own):
+            added, b, log_decay, c = own
+            return after(sums, added, b, log_decay, whole), read(sums, added, b, log_decay, c, seen)
+
         return paths.in_chunks(step, sums, (*own[:3], c))
 
     def _gated(self, y, z):

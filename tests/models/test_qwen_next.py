@@ -176,6 +176,6 @@ def test_forms_of_files(references, tmp_path):
 )
 def test_what_cannot_be_served_is_named(change, said):
     sizes = {"model_type": "qwen3_5_text", "num_hidden_layers": 4}
-    assert hf_config.from_hf(sizes).keeps_state(2) and not hf_config.from_hf(sizes).keeps_state(3)
+    assert hf_config.from_hf(sizes).state_mixer(2) and not hf_config.from_hf(sizes).state_mixer(3)
     with pytest.raises(ModelError, match=said):
         hf_config.from_hf(sizes | change)

@@ -10,8 +10,9 @@ from specjax.sharding.rules import shardings
 _OUT_AXES = {
     "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
     "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "inner": "mlp", "outer": "mlp", "read": "mlp", "conv": "mlp",
+    "query": "heads", "key": "heads", "value": "heads", "output_gate": "heads",
 }  # fmt: skip
-_IN_AXES = {"o": "heads", "down": "mlp", "mixed": "mlp"}
+_IN_AXES = {"o": "heads", "down": "mlp", "mixed": "mlp", "attended": "heads"}
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 

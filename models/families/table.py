@@ -14,6 +14,7 @@ from specjax.models.families.mixtral import MIXTRAL as MIXTRAL
 from specjax.models.families.glm import GLM4_MOE as GLM4_MOE
 from specjax.models.families.glm import DOTS1 as DOTS1
 from specjax.models.families.minimax import MINIMAX_M2 as MINIMAX_M2
+from specjax.models.families.minimax import MINIMAX_01 as MINIMAX_01
 from specjax.models.families.mimo import MIMO_V2 as MIMO_V2
 from specjax.models.families.ernie import ERNIE as ERNIE
 from specjax.models.families.ernie import ERNIE_MOE as ERNIE_MOE

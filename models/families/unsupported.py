@@ -5,7 +5,7 @@ _STATE = "a rejected draft cannot be taken out of their running state"
 UNSUPPORTED = {
     (
         "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM", "MiniMaxForCausalLM",
+        "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM",
     ): f"layers of linear attention: {_STATE}",
     (
         "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",

@@ -21,7 +21,7 @@ def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
     differ in kv-heads."""
     parts = rules.parts(mesh, "heads")
     kinds = {(one.num_key_value_heads, one.num_attention_heads) for one in config.slot_mixers}
-    if len(kinds) != 1 or len(config.slot_mixers) < config.num_hidden_layers:
+    if len(kinds) != 1:
         return 1
     kv, heads = kinds.pop()
     return parts // kv if parts > kv and parts % kv == 0 and heads % parts == 0 else 1

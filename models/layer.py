@@ -55,6 +55,8 @@ class LayerConfig:
       laurel: the rank of a branch beside the mixer (`specjax.models.laurel`), whose sum with the stream is divided by the
         root of 2; 0: there is none.
       streams: of how many residual streams the layer computes the first (`specjax.models.streams`); 0: there is only one.
+      normed_stream: None: branches are added to the stream. Otherwise they are added to their own normed inputs (MiniMax-01),
+        with these factors: of the mixer's input and of its output, and of the feed-forward's input and of its output.
     """
 
     mixer: MixerConfig | None
@@ -71,6 +73,7 @@ class LayerConfig:
     scalar: bool = False
     laurel: int = 0
     streams: int = 0
+    normed_stream: tuple[float, float, float, float] | None = None
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
         """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""
@@ -153,7 +156,7 @@ class Layer(nnx.Module):
                 return x, None
             entered = self.entered(x)
             mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
-            x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed)
+            x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed, entered, 0)
             x = (x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x
             return self.attention_norm(x) if self.config.sum_norms else x, delta
 
@@ -164,7 +167,7 @@ class Layer(nnx.Module):
             normed = self.mlp_norm(read) if self.config.norms_feed else read
             fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed)
             fed = fed if self.config.beside is None else with_experts(self.beside, read, fed)
-            x = self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
+            x = self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed, normed, 2)
             return self.mlp_norm(x) if self.config.sum_norms else x
 
         streams = self.altup.predicted(x) if self.config.streams else None
@@ -191,7 +194,11 @@ class Layer(nnx.Module):
         """The mixer's input, from the residual stream."""
         return self.attention_norm(x) if self.config.norms_mixer else x
 
-    def _added(self, x, branch):
+    def _added(self, x, branch, normed, first):
+        """The stream with a branch, whose input was `normed`; `first` is the place of its factors."""
+        if self.config.normed_stream is not None:
+            kept, added = self.config.normed_stream[first : first + 2]
+            return normed * kept + branch * added
         scale = self.config.residual_multiplier
         return x + (branch if scale == 1 else branch * jnp.asarray(scale, branch.dtype))
 

@@ -16,7 +16,7 @@ _OUT_AXES = {
 }  # fmt: skip
 _IN_AXES = {
     "o": "heads", "down": "mlp", "mixed": "mlp", "x_proj": "state_heads", "out_proj": "state_heads",
-    "output": "state_heads",
+    "output": "state_heads", "attended": "state_heads",
 }  # fmt: skip
 _FIRST = ("A_log", "D", "dt_bias")  # parameters whose first axis is one of heads of states
 _OF_STATES = ("query_taps", "key_taps", "value_taps", "rate", "shift")  # parameters whose last axis is one of heads

@@ -20,6 +20,7 @@ from specjax.models.families.deepseek import DEEPSEEK_V2 as DEEPSEEK_V2
 from specjax.models.families.deepseek import DEEPSEEK_V3 as DEEPSEEK_V3
 from specjax.models.families.deepseek import GLM_4_LITE as GLM_4_LITE
 from specjax.models.families.minimax import MINIMAX_M2 as MINIMAX_M2
+from specjax.models.families.minimax import MINIMAX_01 as MINIMAX_01
 from specjax.models.families.mimo import MIMO_V2 as MIMO_V2
 from specjax.models.families.ernie import ERNIE as ERNIE
 from specjax.models.families.ernie import ERNIE_MOE as ERNIE_MOE

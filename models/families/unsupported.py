@@ -3,7 +3,7 @@
 _STATE = "a rejected draft cannot be taken out of their running state"
 
 UNSUPPORTED = {
-    ("KimiLinearForCausalLM", "MiniMaxForCausalLM"): f"layers of linear attention: {_STATE}",
+    ("KimiLinearForCausalLM",): f"layers of linear attention: {_STATE}",
     ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
     "sparse attention (DSA): an index chooses the tokens that a query sees",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",

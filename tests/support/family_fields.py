@@ -324,6 +324,14 @@ MORE: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-4,
         "mlp_hidden_act": "relu",
     },
+    "minimax": {
+        "layer_types": ["linear_attention"] * 7 + ["full_attention"],
+        "num_local_experts": 4,
+        "full_attn_beta_factor": 2.0,
+        "linear_attn_alpha_factor": 3.0,
+        "mlp_alpha_factor": 0.5,
+        "rope_theta": 1e5,
+    },
     "lfm2": {
         "full_attn_idxs": [1, 5],
         "block_ff_dim": 90,

@@ -8,10 +8,12 @@ from support import small_target
 from specjax.lm import BaseLM, Block, Output, inputs
 from specjax.models import LlamaLM, StateMixerConfig
 from specjax.models.paired import answered
+from specjax.models.states.lightning import LightningConfig
 from specjax.models.states.short_conv import ShortConvConfig
 
 MIXERS: dict[str, StateMixerConfig] = {
     "short_conv": ShortConvConfig(),
+    "lightning": LightningConfig(4, 8, 0.5),
 }
 """The table: a line for every kind of mixer."""
 
@@ -19,7 +21,7 @@ MIXERS: dict[str, StateMixerConfig] = {
 def _hybrid(mixer: StateMixerConfig) -> LlamaLM:
     first, *rest = small_target.TARGET.config.layers
     layers = (dataclasses.replace(first, mixer=mixer), *rest)
-    return LlamaLM(dataclasses.replace(small_target.TARGET.config, layers=layers))
+    return LlamaLM(dataclasses.replace(small_target.TARGET.config, layers=layers, max_position_embeddings=256))
 
 
 MODELS: dict[str, LlamaLM] = {name: _hybrid(mixer) for name, mixer in MIXERS.items()}

@@ -59,6 +59,18 @@ GEMMA3N = {
     "final_logit_softcapping": 3.0,
     "rope_parameters": GEMMA3_ROPES,
 }
+MINIMAX_01 = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_local_experts": 5,
+    "layer_types": ["linear_attention", FULL, "linear_attention"],
+    "full_attn_alpha_factor": 1.2,
+    "linear_attn_alpha_factor": 0.8,
+    "linear_attn_beta_factor": 1.3,
+    "mlp_alpha_factor": 0.9,
+    "mlp_beta_factor": 1.1,
+}
 LFM2 = {"num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": None, "layer_types": ["conv", FULL, "conv"]}
 LFM2_MOE = {
     "num_dense_layers": 1,
@@ -641,11 +653,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
     "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),
     "gpt_oss": ("GptOss", GPT_OSS),
+    "minimax": ("MiniMax", MINIMAX_01),
     "lfm2": ("Lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 24}),
     "lfm2_moe": ("Lfm2Moe", LFM2 | LFM2_MOE),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
-HYBRIDS = ("lfm2", "lfm2_moe")
+HYBRIDS = ("lfm2", "lfm2_moe", "minimax")
 """Families whose layers keep a running state."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",

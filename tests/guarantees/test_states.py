@@ -1,0 +1,213 @@
+"""Everything over models with running states, a line of `support/hybrids.py` for every kind of mixer: every drafter, search,
+step, pair and cache writes the text of passes that read all of it anew."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import texts
+from support.hybrids import MIXERS, MODELS, Reread
+from support.small_target import (
+    PROMPTS,
+    begin,
+    eos_of,
+    first_lines,
+    line_of,
+    params_of,
+    plain,
+    said_by,
+    target_of,
+    weights,
+    with_layers,
+)
+from support.two_models import LETTERS, Letters
+
+import specjax
+from specjax import decoder as decoding
+from specjax.diffusion import diffusion
+from specjax.draft import DiffuSpec
+from specjax.expand import Chain
+from specjax.lm import Block, Wants
+from specjax.models import Model
+from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpeculativeThinking, SpecReason
+from specjax.search.writer import Writer
+from specjax.sharding.mesh import make_mesh
+from specjax.state import Finish
+
+READS_BOTH_WAYS = ("diffuspec",)
+"""Drafters whose own model sees a text in both directions."""
+
+
+def pairs(lines, *fast):
+    """Every line with one kind of mixer, in turn, and every kind with as many lines."""
+    kinds = itertools.cycle(MIXERS)
+    marks = lambda name: () if name in fast else pytest.mark.slow
+    return [pytest.param(next(kinds), name, marks=marks(name), id=f"{name}") for name in lines]
+
+
+def finished(kind, name, mesh=None, **options):
+    """A batch of three rows, decoded by a drafter over a kind of mixer, and the target."""
+    target = target_of(name, MODELS[kind])
+    drafter = line_of(name, target)
+    decoder = dataclasses.replace(specjax.speculative(target, drafter, mesh=mesh), whole=True)
+    model = params_of(drafter, target, said_by(target))
+    if mesh is not None:
+        model = jax.device_put(model, decoder.param_shardings(model))
+    return decoding.run(decoder, model, begin(decoder, model, eos=eos_of(target), **options)), target
+
+
+def ended(state):
+    return list(zip(texts(state), map(Finish, state.finish.tolist()), strict=True))
+
+
+DRAFTED = [name for name in first_lines() if name.partition("-")[0] not in READS_BOTH_WAYS]
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs(DRAFTED, "token_recycling"))
+def test_a_drafter_writes_plain_decodings_text(kind, name):
+    state, target = finished(kind, name)
+    assert ended(state) == plain(target)
+    assert name == "none" or np.sum(state.stats.accepted, axis=0)[1:].sum(), "nothing is drafted right"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_shared_prefix_is_read_once(kind):
+    alike = tuple((*PROMPTS[0][:5], *prompt[:3]) for prompt in ((), *PROMPTS[1:]))
+    shared, whole = (ended(finished(kind, "token_recycling", prompts=alike, prefix=n)[0]) for n in (5, 0))
+    assert shared == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+@pytest.mark.parametrize("axes", ("data=2,model=4", "data=4,model=2"))
+def test_a_mesh_writes_the_same_text(kind, axes):
+    state, target = finished(kind, "prompt_lookup", mesh=make_mesh(axes), rows=(0, 1, 2), count=4)
+    assert ended(state)[:3] == plain(target)
+
+
+@functools.cache
+def models(kind, layers=2, anew=False):
+    """A model of a kind, as it is or one that reads every text anew; with one layer, the draft of the other."""
+    lm, params = with_layers(MODELS[kind], layers), weights(MODELS[kind])
+    params = {**params, "layers": {i: params["layers"][i] for i in range(layers)}}
+    own = Reread(lm) if anew else lm
+    return Model(own, params, Words(), (7,), kind, None, np.dtype("float32"))
+
+
+class Words(Letters):
+    """Letters by their ids, as soft thinking asks for them."""
+
+    def get_vocab(self):
+        return {letter: number for number, letter in enumerate(LETTERS)}
+
+
+DRAWN = {"temperature": 1.0}
+WAYS = {
+    "beam": lambda small: ("beam:num_beams=3", {}),
+    "diverse_beam": lambda small: ("diverse_beam:num_beams=4,num_beam_groups=2,diversity_penalty=0.5", {}),
+    "stochastic_beam": lambda small: ("stochastic_beam:stochastic_beams=3", DRAWN),
+    "superposed": lambda small: ("superposed", {}),
+    "soft_thinking": lambda small: ("soft_thinking", DRAWN),
+    "entropy_adaptive": lambda small: (EntropyAdaptive(small=small, threshold=1.0, window=2, least=1, block=4), {}),
+    "astar": lambda small: (AStar(2, 5, 4, separator=(22, 17, 4), step_tokens=4), DRAWN),
+    "spec_reason": lambda small: (SpecReason(small, 0.1, "likelihood", "nnm", separator=(22, 4), step_tokens=4), {}),
+    "speculative_thinking": lambda small: (
+        SpeculativeThinking(small=small, trigger=(22, 17, 4), peek=3, turn=4, help="ab", begin=2, always=False),
+        {},
+    ),
+    "self_agreement": lambda small: (SelfAgreement(samples=2, before="n", each="m{answer}", after="l"), DRAWN),
+    "guidance": lambda small: ("plain:steer=guidance:scale=2", {}),
+    "completions": lambda small: ("plain", DRAWN | {"num_return_sequences": 2}),
+    "refilled": lambda small: ("speculate:drafter=none", DRAWN | {"batch_size": 2}),
+}
+"""Ways to decode and their options."""
+
+
+def said(way, kind, anew):
+    how, options = WAYS[way](models(kind, 1, anew))
+    prompts = [list(prompt) for prompt in PROMPTS] * (1 + (way == "refilled"))
+    prompts = [Words().decode(prompt) for prompt in prompts] if way == "self_agreement" else prompts
+    found = specjax.generate(models(kind, 2, anew), prompts, decode=how, max_new_tokens=10, progress=False, **options)
+    return [own.tokens for own in found]
+
+
+GOES_BACK = ("spec_reason", "speculative_thinking", "self_agreement")
+
+
+@pytest.mark.parametrize(("kind", "way"), pairs(WAYS))
+def test_a_way_to_decode_writes_what_passes_over_the_whole_text_say(kind, way, monkeypatch):
+    """Those that go back do so."""
+    back, again = [], Writer._again
+    monkeypatch.setattr(
+        Writer, "_again", lambda self, shorter: (back.append(self.length - shorter), again(self, shorter))
+    )
+    assert said(way, kind, False) == said(way, kind, True)
+    assert bool(back) == (way in GOES_BACK)
+
+
+def tree_after(lm, params, cache, tokens, length):
+    """A root with two branches of two nodes, after `length` committed tokens."""
+    parent = [-1, 0, 0, 1, 2]
+    visible = np.eye(5, dtype=bool)
+    for node in range(1, 5):
+        visible[node] |= visible[parent[node]]
+    depth = jnp.asarray([[0, 1, 1, 2, 2]])
+    block = Block(tokens, length[:, None] + depth, length, visible=jnp.asarray(visible)[None])
+    return lm(params, block, cache, wants=Wants(logits=True))
+
+
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_rejected_node_leaves_nothing(kind):
+    """Large numbers in what it would have added change no bit of the state, and a row without tokens keeps its own."""
+    lm, params = MODELS[kind], weights(MODELS[kind])
+    rng, length = np.random.default_rng(0), jnp.asarray([4, 4], jnp.int32)
+    text, nodes = jnp.asarray(rng.integers(0, 24, (2, 4))), jnp.asarray(rng.integers(0, 24, (2, 5)))
+    start = lm.init_cache(2, 32)
+
+    @jax.jit
+    def after(params, poison):
+        at = jnp.broadcast_to(jnp.arange(4)[None], text.shape)
+        read = lm(params, Block(text, at, jnp.zeros(2, jnp.int32)), start, wants=Wants()).delta
+        cache = lm.commit(start, read, None, jnp.zeros(2, jnp.int32), length)
+        delta = tree_after(lm, params, cache, nodes, length).delta
+        rejected = jnp.asarray([False, True, False, True, False])
+        spoil = lambda x: jnp.where(poison & rejected.reshape(1, 5, *[1] * (x.ndim - 2)), 1e6, x)
+        delta = dataclasses.replace(delta, states=jax.tree.map(spoil, delta.states))
+        path = jnp.asarray([[0, 2, 4], [0, 1, 3]])
+        return lm.states(cache), lm.states(lm.commit(cache, delta, path, length, jnp.asarray([3, 0])))
+
+    before, kept = after(params, False)
+    _, spoilt = after(params, True)
+    for old, new, dirty in zip(*map(jax.tree.leaves, (before, kept, spoilt)), strict=True):
+        np.testing.assert_array_equal(new, dirty)
+        np.testing.assert_array_equal(new[1], old[1])
+        assert not np.array_equal(new[0], old[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_texts_with_a_cache_of_eight_bits(kind):
+    """Drafts change nothing, whatever the cache keeps."""
+    eight = dataclasses.replace(models(kind).lm, cache_dtype="int8")
+    small = dataclasses.replace(models(kind), lm=eight)
+    prompts = [list(prompt) for prompt in PROMPTS]
+    said = lambda line: specjax.generate(small, prompts, decode=line, max_new_tokens=10, progress=False)
+    drafted = [own.tokens for own in said("speculate:drafter=token_recycling")]
+    assert drafted == [own.tokens for own in said("plain")]
+
+
+@pytest.mark.parametrize("kind", MIXERS)
+def test_what_reads_both_ways_or_forgets_is_refused_when_it_is_made(kind):
+    lm = MODELS[kind]
+    both = "a diffusion model reads a text both ways, and layers of .* read it from left to right"
+    with pytest.raises(ValueError, match=both):
+        specjax.speculative(lm, DiffuSpec(lm, 5, Chain(2)))
+    with pytest.raises(ValueError, match=both):
+        diffusion(lm, 5)
+    with pytest.raises(ValueError, match="for layers that see the whole text, and this model has others"):
+        specjax.generate(models(kind), [[1, 2]], decode="plain:cache=gear", max_new_tokens=2)

@@ -82,7 +82,7 @@ def _read_01(get: Fields, plain: ModelConfig) -> ModelConfig:
 
     def change(i: int, layer: LayerConfig) -> LayerConfig:
         names = [name.format(_KINDS[kinds[i]]) for name in _FACTORS]
-        layer = dataclasses.replace(layer, normed_stream=tuple(positive(name, get(name)) for name in names))
+        layer = dataclasses.replace(layer, normed_stream=tuple(positive(name, get(name)) for name in names))  # type: ignore[arg-type]
         if kinds[i] == FULL:
             return layer
         rate = 1 - i / (layers - 1 + 1e-5) + 1e-5
@@ -138,7 +138,7 @@ MINIMAX_01 = Family(
         **{name.format(kind): 1.0 for name in _FACTORS for kind in _KINDS.values()},
     },
     _read_01, _write_01, SILU | {"sliding_window": (None,)}, names=name_01, layout=layout, text=without_buffers,
-    runs=lambda config: config.near.num_attention_heads,
+    runs=lambda config, name: config.near.num_attention_heads,
     note="which layers have lightning attention (`layer_types`), the factors of streams and branches "
     "(`full_attn_alpha_factor` and its like)",
 )  # fmt: skip

@@ -132,9 +132,14 @@ def sizes(setup: Setup) -> Sizes:
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
-    own = setup.experts
+    own, running = (
+        setup.experts,
+        getattr(setup.decoder.target, "states", None),
+    )  # a model of canvases has no such states
+    states = 0 if running is None else chip_bytes(running(setup.state.cache))
     idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
-    return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights - idle + cache * setup.live // context)
+    ideal = weights - idle + (cache - states) * setup.live // context + 2 * states
+    return Sizes(weights, cache, chip_bytes(setup.state) - cache, ideal)
 
 
 def step_of(setup: Setup, sampled: bool = False) -> Any:

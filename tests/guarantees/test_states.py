@@ -33,7 +33,7 @@ from specjax.draft import DiffuSpec
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.models import Model
-from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpeculativeThinking, SpecReason
+from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
 from specjax.search.writer import Writer
 from specjax.sharding.mesh import make_mesh
 from specjax.state import Finish

@@ -52,8 +52,8 @@ class Setup:
 class Sizes:
     """Bytes per chip, and the least bytes that a step reads.
 
-    Of experts, it reads those that its nodes touch (see `Chosen.read`). A table of embeddings that is not a head counts
-    as nothing, since a step reads only a few of its rows."""
+    Running states (`specjax.models.mixers`) are read and written. Of experts, it reads those that its nodes touch (see
+    `Chosen.read`). A table of embeddings that is not a head counts as nothing, since a step reads only a few of its rows."""
 
     weights: int
     cache: int

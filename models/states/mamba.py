@@ -1,9 +1,9 @@
 """Mamba (Gu and Dao 2023, arXiv:2312.00752): a state space with a decay for each channel and state, as a token mixer.
 
 A channel c has a state of N numbers. A token with input x, step dt and directions B and C makes it
-`exp(dt[c] A[c, n]) S[c, n] + dt[c] B[n] x[c]`, and its output is `S C + D x`. These decays do not factor into a product of
-matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the sum over
-its last 2^i ancestors.
+`exp(dt[c] A[c, n]) S[c, n] + dt[c] B[n] x[c]`, and its output is `S C + D x`. These decays do not factor into a product
+of matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the
+sum over its last 2^i ancestors.
 
 Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `J` = P + T, `M` tokens of a path, `E` width, `C`
 channels, `N` states per channel, `R` rank of steps, `K` width of the convolution.

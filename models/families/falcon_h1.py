@@ -86,7 +86,8 @@ FALCON_H1 = Family(
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "mamba_d_ssm": 1024, "mamba_norm_before_gate": True,
     },
-    _read, _write, SILU, names=functools.partial(
+    _read, _write, SILU,
+    names=functools.partial(
         base.renamed, modules=jamba.SHELL | state_spaces.modules(state_spaces.NAMES), outer=jamba.OUTER
     ),
     note="multipliers, a norm of the state space's outputs (`mamba_rms_norm`) before or after its gate, biases, limits of "

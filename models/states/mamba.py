@@ -1,9 +1,9 @@
 """Mamba (Gu and Dao 2023, arXiv:2312.00752): a state space with a decay for each channel and state, as a token mixer.
 
 A channel c has a state of N numbers. A token with input x, step dt and directions B and C makes it
-`exp(dt[c] A[c, n]) S[c, n] + dt[c] B[n] x[c]`, and its output is `S C + D x`. These decays do not factor into a product of
-matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the sum
-over its last 2^i ancestors.
+`exp(dt[c] A[c, n]) S[c, n] + dt[c] B[n] x[c]`, and its output is `S C + D x`. These decays do not factor into a product
+of matrices, so the states after each of a block's tokens are computed, by pointer jumping: after i rounds, a token has the
+sum over its last 2^i ancestors.
 
 Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `J` = P + T, `M` tokens of a path, `E` width, `C`
 channels, `N` states per channel, `R` rank of steps, `K` width of the convolution.
@@ -42,21 +42,31 @@ class MambaState(NamedTuple):
     window: Array
 
 
-class MambaDelta(NamedTuple):
-    """What is kept of a block's tokens.
+class Tokens(NamedTuple):
+    """What tokens add to a state.
 
     Attributes:
       added: `[B, T, C]` float32, dt x.
       b: `[B, T, N]` float32, B.
       steps: `[B, T, C]` float32, dt.
-      inputs: `[B, T, C]`, of the convolution.
-      rates: `[B, T, C, N]` float32, A, which is the same for all tokens. Only a commit reads it, of one token, so that a
-        compiler need not make it.
     """
 
     added: Array
     b: Array
     steps: Array
+
+
+class MambaDelta(NamedTuple):
+    """What is kept of a block's tokens.
+
+    Attributes:
+      own: what they add to the state.
+      inputs: `[B, T, C]`, of the convolution.
+      rates: `[B, T, C, N]` float32, A, which is the same for all tokens. Only a commit reads it, of one token, so that a
+        compiler need not make it.
+    """
+
+    own: Tokens
     inputs: Array
     rates: Array
 
@@ -94,7 +104,7 @@ class MambaConfig(StateMixerConfig):
         return MambaState(*(jnp.zeros((batch, *shape), jnp.float32) for shape in shapes))
 
     def commit(self, state: MambaState, delta: MambaDelta, count: Array) -> MambaState:
-        sums = after(state.sums, delta.added, delta.b, delta.steps, delta.rates[:, 0], count)
+        sums = after(state.sums, delta.own, delta.rates[:, 0], count)
         return MambaState(sums, paths.moved(state.window, delta.inputs, count))
 
     def axes(self, state: MambaState) -> MambaState:
@@ -105,17 +115,16 @@ class MambaConfig(StateMixerConfig):
         return self.channels
 
 
-def after(sums: Array, added: Array, b: Array, steps: Array, rates: Array, count: Array) -> Array:
+def after(sums: Array, own: Tokens, rates: Array, count: Array) -> Array:
     """The states `[B, C, N]` after the first `count` `[B]` tokens of a path.
 
     Args:
       sums: `[B, C, N]`, before it.
-      added: `[B, M, C]`.
-      b: `[B, M, N]`.
-      steps: `[B, M, C]`.
+      own: of its tokens.
       rates: `[B or 1, C, N]`.
       count: `[B]` int32.
     """
+    added, b, steps = own
     left, later = paths.sums(steps, count)
     kept = paths.real(count, added.shape[1], added)
     step = lambda total, at: (total + jnp.exp(at[0][:, :, None] * rates) * at[1][:, :, None] * at[2][:, None], None)
@@ -125,30 +134,27 @@ def after(sums: Array, added: Array, b: Array, steps: Array, rates: Array, count
     ]
 
 
-def read(
-    sums: Array, added: Array, b: Array, steps: Array, c: Array, rates: Array, ancestors: paths.Ancestors
-) -> Array:  # fmt: skip
+def read(sums: Array, every: Tokens, c: Array, rates: Array, ancestors: paths.Ancestors) -> Array:
     """What a block's tokens read, without D, `[B, T, C]`.
 
     Args:
       sums: `[B, C, N]`, the states before the P tokens.
-      added: `[B, J, C]`.
-      b: `[B, J, N]`.
-      steps: `[B, J, C]`.
+      every: of all J tokens.
       c: `[B, T, N]`, C of the block's tokens.
       rates: `[C, N]`.
       ancestors: of the block's tokens.
     """
-    total, size = added.shape[1], c.shape[1]
-    since, own = _by_jumps(added, b, steps, rates, jnp.broadcast_to(paths.parents(ancestors), (len(added), total)))
+    total, size = every.b.shape[1], c.shape[1]
+    since, own = _by_jumps(every, rates, jnp.broadcast_to(paths.parents(ancestors), (len(sums), total)))
     since, own = since[:, total - size :], own[:, total - size :]
     states = jnp.exp(since[..., None] * rates[None, None]) * sums[:, None] + own
     return jnp.einsum("btcn,btn->btc", states, c, precision=jax.lax.Precision.HIGHEST)
 
 
-def _by_jumps(added, b, steps, rates, parents):
+def _by_jumps(every: Tokens, rates: Array, parents: Array) -> tuple[Array, Array]:
     """For every token, the sum of steps on its path `[B, J, C]`, and the state that its path makes of nothing
     `[B, J, C, N]`."""
+    added, b, steps = every
     own = added[..., None] * b[:, :, None]
     for _ in range((added.shape[1] - 1).bit_length()):
         found = parents >= 0
@@ -195,29 +201,23 @@ class Mamba(Mixer):
             dt, b, to_read = self.dt_norm(dt), self.b_norm(b), self.c_norm(to_read)
         dt = jax.nn.softplus(self.dt(dt.astype(x.dtype)).astype(jnp.float32))
         rates = -jnp.exp(self.A_log[...].astype(jnp.float32))
-        own = MambaDelta(convolved * dt, b, dt, raw, jnp.broadcast_to(rates[None, None], (*dt.shape, c.state_size)))
-        y = self._read(state.sums, past, own, to_read, rates, ancestors)
+        own = Tokens(convolved * dt, b, dt)
+        y = self._read(state.sums, None if past is None else past.own, own, to_read, rates, ancestors)
         y = (y + self.D[...].astype(jnp.float32)[None, None] * convolved) * jax.nn.silu(z)
-        return self.out_proj(y.astype(x.dtype)), own
+        rates = jnp.broadcast_to(rates[None, None], (*dt.shape, c.state_size))
+        return self.out_proj(y.astype(x.dtype)), MambaDelta(own, raw, rates)
 
     def _read(self, sums, past, own, c, rates, ancestors):
         """See `read`; a long text is read in chunks."""
-        before = None if past is None else past[:3]
         if not ancestors.text or c.shape[1] <= CHUNK:
-            added, b, steps = paths.every(before, own[:3])
-            return read(sums, added, b, steps, c, rates, ancestors)
+            return read(sums, paths.every(past, own), c, rates, ancestors)
         if past is not None:
-            count = jnp.full((len(sums),), past.b.shape[1], jnp.int32)
-            sums = after(sums, past.added, past.b, past.steps, rates[None], count)
+            sums = after(sums, past, rates[None], jnp.full((len(sums),), past.b.shape[1], jnp.int32))
         whole = jnp.full((len(sums),), CHUNK, jnp.int32)
         seen = paths.Ancestors(jnp.tril(jnp.ones((1, CHUNK, CHUNK), bool)), True)
 
-        def step(sums, own):
-            added, b, steps, c = own
-            after_it = after(sums, added, b, steps, rates[None], whole)
-            return after_it, read(sums, added, b, steps, c, rates, seen)
-
-        return paths.in_chunks(step, sums, (*own[:3], c), CHUNK)
+        step = lambda sums, of: (after(sums, of[0], rates[None], whole), read(sums, of[0], of[1], rates, seen))
+        return paths.in_chunks(step, sums, (own, c), CHUNK)
 
     def split_products(self) -> tuple[Any, ...]:
         return (self.x_proj, self.out_proj)

@@ -42,20 +42,30 @@ class Mamba2State(NamedTuple):
     bc: Array
 
 
-class Mamba2Delta(NamedTuple):
-    """What is kept of a block's tokens.
+class Tokens(NamedTuple):
+    """What tokens add to a state.
 
     Attributes:
       added: `[B, T, N, W]` float32, dt x.
       b: `[B, T, G, S]` float32, B.
       log_decay: `[B, T, N]` float32, dt A.
-      x: `[B, T, N W]`, the inputs of the convolution of x.
-      bc: `[B, T, 2 G S]`, those of B and C.
     """
 
     added: Array
     b: Array
     log_decay: Array
+
+
+class Mamba2Delta(NamedTuple):
+    """What is kept of a block's tokens.
+
+    Attributes:
+      own: what they add to the state.
+      x: `[B, T, N W]`, the inputs of the convolution of x.
+      bc: `[B, T, 2 G S]`, those of B and C.
+    """
+
+    own: Tokens
     x: Array
     bc: Array
 
@@ -109,7 +119,7 @@ class Mamba2Config(StateMixerConfig):
         return Mamba2State(*(jnp.zeros((batch, *shape), jnp.float32) for shape in (*shapes, both)))
 
     def commit(self, state: Mamba2State, delta: Mamba2Delta, count: Array) -> Mamba2State:
-        sums = after(state.sums, delta.added, delta.b, delta.log_decay, count)
+        sums = after(state.sums, delta.own, count)
         return Mamba2State(sums, paths.moved(state.x, delta.x, count), paths.moved(state.bc, delta.bc, count))
 
     def axes(self, state: Mamba2State) -> Mamba2State:
@@ -120,8 +130,9 @@ class Mamba2Config(StateMixerConfig):
         return self.num_heads
 
 
-def after(sums: Array, added: Array, b: Array, log_decay: Array, count: Array) -> Array:
-    """The states `[B, N, W, S]` after the first `count` `[B]` tokens of a path; the others are as in `Mamba2Delta`."""
+def after(sums: Array, own: Tokens, count: Array) -> Array:
+    """The states `[B, N, W, S]` after the first `count` `[B]` tokens of a path."""
+    added, b, log_decay = own
     left, weight = paths.weights(log_decay, count)
     groups, shape = b.shape[2], sums.shape
     by_group = lambda x: x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
@@ -129,17 +140,16 @@ def after(sums: Array, added: Array, b: Array, log_decay: Array, count: Array) -
     return sums * left[:, :, None, None] + more.reshape(shape)
 
 
-def read(sums: Array, added: Array, b: Array, log_decay: Array, c: Array, seen: Array) -> Array:
+def read(sums: Array, every: Tokens, c: Array, seen: Array) -> Array:
     """What a block's tokens read, without D, `[B, T, N, W]`.
 
     Args:
       sums: `[B, N, W, S]`, the states before the P tokens.
-      added: `[B, J, N, W]`.
-      b: `[B, J, G, S]`.
-      log_decay: `[B, J, N]`.
+      every: of all J tokens.
       c: `[B, T, G, S]`, C of the block's tokens.
       seen: `paths.Ancestors.seen`.
     """
+    added, b, log_decay = every
     groups, exact = b.shape[2], functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     from_state, left = decays(log_decay, seen)
     by_group = lambda x: x.reshape(*x.shape[:-1], groups, -1)
@@ -187,28 +197,23 @@ class Mamba2(Mixer):
         dt = jax.nn.softplus(dt * scales[4] + self.dt_bias[...].astype(jnp.float32)[None, None])
         dt = jnp.clip(dt, *c.time_step_limit)
         log_decay = -jnp.exp(self.A_log[...].astype(jnp.float32))[None, None] * dt
-        own = Mamba2Delta(by_head(ofx) * dt[..., None], b, log_decay, raw_x, raw_bc)
-        y = self._read(state.sums, past, own, to_read, ancestors)
+        own = Tokens(by_head(ofx) * dt[..., None], b, log_decay)
+        y = self._read(state.sums, None if past is None else past.own, own, to_read, ancestors)
         y = y + self.D[...].astype(jnp.float32)[None, None, :, None] * by_head(ofx)
-        return self.out_proj(self._gated(y.reshape(*y.shape[:2], -1), z * scales[0]).astype(x.dtype)), own
+        return self.out_proj(self._gated(y.reshape(*y.shape[:2], -1), z * scales[0]).astype(x.dtype)), Mamba2Delta(
+            own, raw_x, raw_bc
+        )
 
     def _read(self, sums, past, own, c, ancestors):
         """See `read`; a long text is read in chunks."""
-        before = None if past is None else past[:3]
         if not ancestors.text or c.shape[1] <= paths.CHUNK:
-            added, b, log_decay = paths.every(before, own[:3])
-            return read(sums, added, b, log_decay, c, ancestors.seen)
+            return read(sums, paths.every(past, own), c, ancestors.seen)
         if past is not None:
-            count = jnp.full((len(sums),), past.b.shape[1], jnp.int32)
-            sums = after(sums, past.added, past.b, past.log_decay, count)
+            sums = after(sums, past, jnp.full((len(sums),), past.b.shape[1], jnp.int32))
         whole = jnp.full((len(sums),), paths.CHUNK, jnp.int32)
         seen = jnp.tril(jnp.ones((1, paths.CHUNK, paths.CHUNK), bool))
-
-        def step(sums, own):
-            added, b, log_decay, c = own
-            return after(sums, added, b, log_decay, whole), read(sums, added, b, log_decay, c, seen)
-
-        return paths.in_chunks(step, sums, (*own[:3], c))
+        step = lambda sums, of: (after(sums, of[0], whole), read(sums, of[0], of[1], seen))
+        return paths.in_chunks(step, sums, (own, c))
 
     def _gated(self, y, z):
         """Outputs `[B, T, N W]` by the gate, and normed in groups."""

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 from support.conformance import Rows, drawn, start, texts
 from support.margin import Margin, teacher_forced
 
@@ -147,11 +148,12 @@ def test_by_hand():
     dt = many((0.5, 1), (0.1, 0.2), (1, 0.3), (0.2, 0.4))
     ancestors = paths.Ancestors(visible, False)
     assert paths.parents(ancestors).tolist() == [[-1, 0, 0, 1]]
-    got = mamba.read(sums, x * dt, b, dt, c, rates[0], ancestors) + 0.5 * x
+    every = mamba.Tokens(x * dt, b, dt)
+    got = mamba.read(sums, every, c, rates[0], ancestors) + 0.5 * x
     want = [(1.406531, 0.719592), (1.975072, 0.073677), (0.153708, 1.534814), (-0.594731, 1.219427)]
     np.testing.assert_allclose(got[0], want, atol=2e-6)
     path = np.array([0, 1, 3])
-    after = mamba.after(sums, (x * dt)[:, path], b[:, path], dt[:, path], rates, jnp.asarray([3]))
+    after = mamba.after(sums, jax.tree.map(lambda one: one[:, path], every), rates, jnp.asarray([3]))
     np.testing.assert_allclose(after[0], [(0.675321, 0.743318), (1.223496, -0.880946)], atol=2e-6)
 
 
@@ -195,3 +197,21 @@ def test_limits_of_steps(references):
     want = reference.logits(text[None])[0]
     assert np.abs(want - references("granite4_h").logits(text[None])[0]).max() > 0.1
     np.testing.assert_allclose(teacher_forced(model.lm, model.params, text), want, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("nemotron_h", "jamba"))
+def test_texts_on_a_mesh(references, name):
+    """Heads of state spaces are split over `model`, rows over `data`."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    rng, found = np.random.default_rng(5), []
+    rows = Rows(tuple(tuple(rng.integers(3, 128, n).tolist()) for n in (9, 2, 5, 14)), tuple("abcd"), ({},) * 4, 24)
+    for place in (None, mesh):
+        model = specjax.models.load(references(name).folder, mesh=place)
+        decoder = specjax.speculative(model.lm, TokenRecycling(k=4), mesh=place)
+        params = {"target": model.params, "draft": None}
+        state = specjax.run(decoder, params, start(decoder, rows, model=params, capacity=48))
+        found.append(texts(state))
+        sums = next(leaf for leaf in jax.tree.leaves(state.cache.states) if leaf.ndim > 3 or name == "jamba")
+    assert sums.addressable_shards[0].data.shape[:2] == (sums.shape[0] // 2, sums.shape[1] // 2)
+    assert found[0] == found[1]

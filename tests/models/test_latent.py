@@ -59,6 +59,8 @@ def test_caches_that_forget_are_for_other_attention():
         dataclasses.replace(lm, old=EMS(4, 4, budget=8), ahead=16)
 
 
+@pytest.mark.slow
+@pytest.mark.covers("deepseek_v3")
 def test_without_a_rope_positions_do_not_matter():
     plain = MODELS["latent"].config
     params = LlamaLM(plain).init(jax.random.key(0))
@@ -108,6 +110,8 @@ def test_texts_of_a_cache_of_eight_bits(references):
     assert texts(kept, "token_recycling") == texts(kept, "none")
 
 
+@pytest.mark.slow
+@pytest.mark.covers("deepseek_v3")
 def test_float8_blocks_are_read(references, tmp_path):
     """In the two-part matrix of keys and values, and where rows are turned, too."""
     folder = references("deepseek_v3").folder

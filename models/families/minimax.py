@@ -97,11 +97,18 @@ def _write_01(config: ModelConfig) -> dict[str, Any]:
     kinds = [_LINEAR if isinstance(layer.mixer, LightningConfig) else FULL for layer in config.layers]
     own = {"layer_types": kinds} | hf_experts.local_to_hf(config.experts)
     for kind, layer in zip(kinds, config.layers, strict=True):
-        own |= dict(zip([name.format(_KINDS[kind]) for name in _FACTORS], layer.normed_stream or (1.0,) * 4, strict=True))
+        own |= dict(
+            zip([name.format(_KINDS[kind]) for name in _FACTORS], layer.normed_stream or (1.0,) * 4, strict=True)
+        )
     return own
 
 
-_PARTS = {"query": "qkv_proj.weight#0", "key": "qkv_proj.weight#1", "value": "qkv_proj.weight#2", "attended": "out_proj.weight"}
+_PARTS = {
+    "query": "qkv_proj.weight#0",
+    "key": "qkv_proj.weight#1",
+    "value": "qkv_proj.weight#2",
+    "attended": "out_proj.weight",
+}
 
 
 def layout(path: tuple[Any, ...]) -> tuple[str, bool]:

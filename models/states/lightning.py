@@ -4,8 +4,8 @@ shrinks by a constant of the head with every token.
 `S <- exp(-s) S + k v^T` and `o = S^T q`, with SiLU on q, k and v. The outputs of all heads are normed together, and a sigmoid
 of the token gates them.
 
-Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `M` tokens of a path, `E` width, `N` heads, `H` width
-of a head.
+Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `M` tokens of a path, `E` width, `N` heads,
+`H` width of a head.
 """
 
 import dataclasses

@@ -207,6 +207,12 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("lfm2", {"layer_types": ["mamba"] * 8}, "layer_types has unknown kinds: mamba; use full_attention or conv"),
         ("lfm2", {"conv_L_cache": 0}, "positive integers for: conv_L_cache"),
         ("lfm2", {"block_multiple_of": 0}, "block_multiple_of 0 a positive integer"),
+        (
+            "minimax",
+            {"layer_types": ["conv"] * 8},
+            "layer_types has unknown kinds: conv; use full_attention or linear_att",
+        ),
+        ("minimax", {"mlp_beta_factor": 0}, "mlp_beta_factor must be a positive number, not 0"),
         ("lfm2_moe", {}, "layer_types must have conv or full_attention for each layer, not None"),
         ("lfm2_moe", {"num_dense_layers": 8}, "num_dense_layers 8 leaves no layer with experts"),
         ("lfm2_moe", {"use_expert_bias": False}, "use_expert_bias False is not supported"),
@@ -235,7 +241,7 @@ OWN = {
     **dict.fromkeys(("cohere", "cohere2"), {"logit_scale", "logits_scaling"}),
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
-    "stablelm": {"use_parallel_residual"},
+    "stablelm": {"use_parallel_residual"}, "minimax": {"layer_types"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
 }  # fmt: skip
 

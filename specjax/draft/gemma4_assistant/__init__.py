@@ -177,7 +177,9 @@ def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
     bare = {"feed": target.dense, "beside": None, "input_size": 0, "laurel": 0, "streams": 0}
     attend = [(i, layer) for i, layer in enumerate(target.layers) if _attends(target, i)]
     if len(attend) < layers:
-        raise ValueError(f"gemma4_assistant: {layers} layers read as many layers with attention: the target has {len(attend)}")
+        raise ValueError(
+            f"gemma4_assistant: {layers} layers read as many layers with attention: the target has {len(attend)}"
+        )
     last = [
         dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
         for i, layer in attend[-layers:]

@@ -111,7 +111,9 @@ class Kangaroo(TreeDrafter, Trained):
         """
         found = [i for i, layer in enumerate(config.layers) if isinstance(layer.mixer, AttentionConfig)]
         if not found:
-            raise ValueError("kangaroo: the adapter is an attention like the target's, and no layer of it has attention")
+            raise ValueError(
+                "kangaroo: the adapter is an attention like the target's, and no layer of it has attention"
+            )
         return next((i for i in found if i >= self.exit_layer), found[-1])
 
     def init_params(self, key, target_params):

@@ -131,8 +131,8 @@ def committed(
     """
     if counts is None or dst.ndim != 1:
         raise ValueError(
-            f"layers of {type(mixer).__name__} keep a running state, and this way of decoding writes a part of a text again, or "
-            "does not mark which of its tokens are real: use plain or speculative decoding, or a search"
+            f"layers of {type(mixer).__name__} keep a running state, and this way of decoding writes a part of a text again, "
+            "or does not mark which of its tokens are real: use plain or speculative decoding, or a search"
         )
     if src is not None:
         at = lambda x: src.reshape(*src.shape, *[1] * (x.ndim - 2))

@@ -73,7 +73,7 @@ class LayerConfig:
     scalar: bool = False
     laurel: int = 0
     streams: int = 0
-    normed_stream: tuple[float, float, float, float] | None = None
+    normed_stream: tuple[float, ...] | None = None
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
         """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""

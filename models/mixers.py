@@ -160,8 +160,8 @@ class SlotMixerConfig(MixerConfig):
 class StateMixerConfig(MixerConfig):
     """A mixer that keeps a running state of a text; an update overwrites the earlier state.
 
-    So a commit must say how many of its tokens are real. Only decoding that never goes back can use such a mixer: a
-    caller that writes slots again is refused (`committed`).
+    So a commit must say how many of its tokens are real, and a row that goes back needs a state that was kept
+    (`specjax.lm.LM.states`). A caller that writes slots again is refused (`committed`).
     """
 
     called: ClassVar[str] = "a running state"
@@ -219,8 +219,8 @@ def committed(
     """
     if counts is None or dst.ndim != 1:
         raise ValueError(
-            f"layers of {type(mixer).__name__} keep a running state, and this way of decoding goes back in a text, or does not "
-            "mark which of its tokens are real: use plain or speculative decoding"
+            f"layers of {type(mixer).__name__} keep a running state, and this way of decoding writes a part of a text again, "
+            "or does not mark which of its tokens are real: use plain or speculative decoding, or a search"
         )
     if src is not None:
         at = lambda x: src.reshape(*src.shape, *[1] * (x.ndim - 2))

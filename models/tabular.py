@@ -203,6 +203,14 @@ class TabularLM:
         """Empty: every axis splits into its size."""
         return {}
 
+    def states(self, cache: TabularCache) -> tuple[()]:
+        """See `specjax.lm.LM.states`: there are none."""
+        return ()
+
+    def with_states(self, cache: TabularCache, states: Any) -> TabularCache:
+        """See `specjax.lm.LM.with_states`."""
+        return cache
+
     def cache_axes(self, cache: TabularCache) -> TabularCache:
         return jax.tree.map(lambda _: ("batch", None), cache)
 

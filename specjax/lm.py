@@ -246,7 +246,7 @@ class LM(Protocol):
 
         `counts` `[B]` int32 says how many of a row's M slots are real. Later ones may be written if a length hides
         them. A running state (`specjax.models.mixers`) cannot be taken back, so it is made of the real slots alone. A
-        caller that does not know the counts, or goes back in a text, passes None; a model with such states refuses
+        caller that does not know the counts, or writes slots again, passes None; a model with such states refuses
         that.
         """
         ...

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from support.conformance import texts
 from support.hybrids import MIXERS, MODELS, Reread
 from support.small_target import (
@@ -33,7 +34,9 @@ from specjax.draft import DiffuSpec
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.models import Model
+from specjax.models.mixers import committed
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
+from specjax.search.stepwise import Asked
 from specjax.search.writer import Writer
 from specjax.sharding.mesh import make_mesh
 from specjax.state import Finish
@@ -136,7 +139,7 @@ def said(way, kind, anew):
     return [own.tokens for own in found]
 
 
-GOES_BACK = ("spec_reason", "speculative_thinking", "self_agreement")
+GOES_BACK = ("spec_reason", "speculative_thinking")
 
 
 @pytest.mark.parametrize(("kind", "way"), pairs(WAYS))
@@ -148,6 +151,28 @@ def test_a_way_to_decode_writes_what_passes_over_the_whole_text_say(kind, way, m
     )
     assert said(way, kind, False) == said(way, kind, True)
     assert bool(back) == (way in GOES_BACK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_rows_go_back_to_any_length(kind):
+    """To within what was written last, to what was read before that, and to a prompt's beginning; the others stay."""
+    heard = []
+    for anew in (False, True):
+        model = models(kind, 2, anew)
+        asked = Asked.of([model], [list(prompt) for prompt in PROMPTS], 40, 0, {})
+        writer = Writer(model, 3, asked, (), room=64)
+        writer.enter(asked)
+        begin = writer.length.copy()
+        writer.write(np.ones(3, bool), 6)
+        writer.read([[3, 4, 5], [6], []])
+        for back in (writer.length - [1, 0, 2], begin + [3, 2, 6], begin - [4, 0, 3], np.asarray([1, 9, 2])):
+            writer.back(back)
+            said = writer.read([[1, 2], [], [3]])
+            heard.append([x for row in said.logprobs for x in row])
+        heard.append(np.concatenate([np.asarray(x) for x in writer.write(np.ones(3, bool), 5)]))
+    for own, wanted in zip(heard[:5], heard[5:], strict=True):
+        np.testing.assert_allclose(own, wanted, atol=1e-4)
 
 
 def tree_after(lm, params, cache, tokens, length):
@@ -187,6 +212,91 @@ def test_a_rejected_node_leaves_nothing(kind):
         np.testing.assert_array_equal(new, dirty)
         np.testing.assert_array_equal(new[1], old[1])
         assert not np.array_equal(new[0], old[0])
+
+
+def random_trees(rng, rows, nodes):
+    """Which nodes each node follows, `[B, T, T]`, and a path from a root in each tree: its nodes and how many they are."""
+    visible, path, count = (
+        np.zeros((rows, nodes, nodes), bool),
+        np.zeros((rows, nodes), np.int32),
+        np.zeros(rows, np.int32),
+    )
+    for row in range(rows):
+        for node in range(nodes):
+            parent = rng.integers(-1, node)
+            visible[row, node] = visible[row, parent] if parent >= 0 else False
+            visible[row, node, node] = True
+        found = np.flatnonzero(visible[row, rng.integers(nodes)])
+        path[row, : len(found)], count[row] = found, len(found)
+    return visible, path, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_paths_of_ten_thousand_trees_are_texts(kind):
+    """What a path's nodes get, and the state after it, are those of its tokens one after the other."""
+    mixer, rows, nodes, width = MIXERS[kind], 1000, 12, 32
+    graph, params = nnx.split(mixer.build(width, jnp.float32, nnx.Rngs(0)))
+    spread = lambda at, x: jax.random.normal(jax.random.key(at), x.shape) / 3
+    params = jax.tree.unflatten(
+        jax.tree.structure(params), map(spread, *zip(*enumerate(jax.tree.leaves(params)), strict=True))
+    )
+
+    def mixed(x, visible, state):
+        zeros = jnp.zeros(x.shape[:2], jnp.int32)
+        block = Block(zeros, zeros, jnp.full(len(x), 5, jnp.int32), visible=visible)
+        return nnx.merge(graph, params)(x, None, block, state, None, zeros)
+
+    @jax.jit
+    def compared(x, state, visible, path, count):
+        out, delta = mixed(x, visible, state)
+        after, one = (
+            committed(mixer, state, delta, path, jnp.zeros(rows, jnp.int32), count),
+            jnp.ones((rows, 1, 1), bool),
+        )
+
+        def step(now, at):
+            token = jnp.take_along_axis(x, path[:, at, None, None], axis=1)
+            got, own = mixed(token, one, now)
+            return mixer.commit(now, own, (at < count).astype(jnp.int32)), got[:, 0]
+
+        last, got = jax.lax.scan(step, state, jnp.arange(nodes))
+        wanted = jnp.take_along_axis(out, path[:, :, None], axis=1)
+        real = (jnp.arange(nodes)[None] < count[:, None])[:, :, None]
+        far = lambda a, b: jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))
+        apart = [far(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(last), strict=True)]
+        return jnp.max(jnp.stack(apart)), far(jnp.where(real, wanted, 0), jnp.where(real, got.swapaxes(0, 1), 0))
+
+    rng = np.random.default_rng(0)
+    blank = mixer.init(width, rows, jnp.float32)
+    for _ in range(10):
+        state = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), blank)
+        x = rng.normal(size=(rows, nodes, width)).astype(np.float32)
+        assert max(map(float, compared(x, state, *random_trees(rng, rows, nodes)))) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_long_text_in_one_block_is_that_of_small_blocks(kind):
+    """Longer than what a mixer reads at once."""
+    lm, params = MODELS[kind], weights(MODELS[kind])
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (2, 150)))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def read(size, params):
+        cache, made = lm.init_cache(2, 160), []
+        for first in range(0, 150, size):
+            part, begin = tokens[:, first : first + size], jnp.full(2, first, jnp.int32)
+            at = jnp.broadcast_to(first + jnp.arange(part.shape[1])[None], part.shape)
+            out = lm(params, Block(part, at, begin), cache, wants=Wants(logits=True))
+            cache = lm.commit(cache, out.delta, None, begin, jnp.full(2, part.shape[1], jnp.int32))
+            made.append(out.logits)
+        return jnp.concatenate(made, axis=1), cache.states
+
+    (whole, state), (small, after) = read(150, params), read(15, params)
+    np.testing.assert_allclose(whole, small, atol=1e-4)
+    for a, b in zip(*map(jax.tree.leaves, (state, after)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()))
 
 
 @pytest.mark.slow

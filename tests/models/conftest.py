@@ -26,8 +26,8 @@ class Reference:
 
         if self.name in tiny_families.HYBRIDS:
             made, kept = [], None
-            for tokens in np.asarray(ids).T:
-                logits, kept = self._step(tokens, kept)
+            for at, tokens in enumerate(np.asarray(ids).T):
+                logits, kept = self._step(tokens, at, kept)
                 made.append(logits)
             return np.concatenate(made, axis=1)
         with torch.no_grad():
@@ -48,16 +48,17 @@ class Reference:
             return self.torch.generate(ids, **asked, **size)[0, len(prompt) :].tolist()
         text, kept = list(prompt), None
         for at in range(len(prompt) + count - 1):
-            logits, kept = self._step(text[at : at + 1], kept)
+            logits, kept = self._step(text[at : at + 1], at, kept)
             text += [int(logits.argmax())] if at >= len(prompt) - 1 else []
         return text[len(prompt) :]
 
-    def _step(self, tokens, kept):
-        """Logits `[B, 1, V]` after one more token per row, and what the model keeps."""
+    def _step(self, tokens, at, kept):
+        """Logits `[B, 1, V]` after one more token per row at position `at`, and what the model keeps."""
         import torch
 
-        with torch.no_grad():
-            out = self.torch(torch.as_tensor(tokens)[:, None], cache=kept, use_cache=True)
+        tokens = torch.as_tensor(tokens)[:, None]
+        with torch.no_grad():  # without positions, transformers counts the keys of the first layer, which may have none
+            out = self.torch(tokens, position_ids=torch.full_like(tokens, at), cache=kept, use_cache=True)
         return out.logits.float().numpy(), out.cache
 
 

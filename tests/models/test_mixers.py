@@ -177,10 +177,10 @@ def test_a_layer_keeps_slots_a_state_both_or_neither():
     assert len(cache.key) == 3 and len(cache.states) == 3
 
 
-def test_what_goes_back_is_refused():
+def test_what_writes_slots_again_is_refused():
     delta, dst = jnp.zeros((1, 2, 4)), jnp.asarray([3])
     for given in ((None, dst, None), (None, jnp.asarray([[3, 4]]), jnp.asarray([2]))):
         with pytest.raises(
-            ValueError, match="layers of MeanConfig keep a running state, and this way of decoding goes back"
+            ValueError, match="layers of MeanConfig keep a running state, and this way of decoding writes a part"
         ):
             committed(MeanConfig(), jnp.zeros((1, 4)), delta, *given)

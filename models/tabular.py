@@ -173,14 +173,6 @@ class TabularLM:
         """See `specjax.lm.LM.begin`; returns the cache unchanged."""
         return cache
 
-    def states(self, cache: TabularCache) -> Any:
-        """See `specjax.lm.LM.states`: there are none."""
-        return ()
-
-    def with_states(self, cache: TabularCache, states: Any) -> TabularCache:
-        """See `specjax.lm.LM.with_states`."""
-        return cache
-
     def commit(
         self, cache: TabularCache, delta: TabularDelta, src: Array | None, dst: Array, counts: Array | None = None
     ) -> TabularCache:

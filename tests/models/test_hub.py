@@ -369,11 +369,11 @@ def test_unknown_models(name, tmp_path, monkeypatch):
     ("changes", "drop", "message"),
     [
         (
-            {"architectures": ["MambaForCausalLM"]},
+            {"architectures": ["T5ForConditionalGeneration"]},
             (),
-            r"architecture: MambaForCausalLM \(state space layers .*\); supported are LlamaFor",
+            r"architecture: T5ForConditionalGeneration \(an encoder .*\); supported are LlamaFor",
         ),
-        ({"model_type": "mamba"}, ("architectures",), "unsupported architecture: mamba"),
+        ({"model_type": "rwkv"}, ("architectures",), "unsupported architecture: rwkv"),
         ({}, ("architectures", "model_type"), "unsupported architecture: none named"),
         ({"hidden_act": "gelu"}, (), "hidden_act 'gelu'"),
         ({"vocab_size": "many"}, ("hidden_size",), "positive integers for: vocab_size, hidden_size"),

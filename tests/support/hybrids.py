@@ -8,11 +8,19 @@ from support import small_target
 from specjax.lm import BaseLM, Block, Output, inputs
 from specjax.models import LlamaLM, StateMixerConfig
 from specjax.models.paired import answered
+from specjax.models.states.gated_delta import GatedDeltaConfig
+from specjax.models.states.kda import KimiDeltaConfig
 from specjax.models.states.lightning import LightningConfig
+from specjax.models.states.mamba import MambaConfig
+from specjax.models.states.mamba2 import Mamba2Config
 from specjax.models.states.short_conv import ShortConvConfig
 
 MIXERS: dict[str, StateMixerConfig] = {
     "short_conv": ShortConvConfig(),
+    "gated_delta": GatedDeltaConfig(2, 4, 8, 6, kernel_size=3),
+    "kimi_delta": KimiDeltaConfig(2, 2, 8, 8),
+    "mamba": MambaConfig(32, 4, 3),
+    "mamba2": Mamba2Config(4, 8, 6, groups=2),
     "lightning": LightningConfig(4, 8, 0.5),
 }
 """The table: a line for every kind of mixer."""

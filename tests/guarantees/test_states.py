@@ -45,11 +45,16 @@ READS_BOTH_WAYS = ("diffuspec",)
 """Drafters whose own model sees a text in both directions."""
 
 
+SHORT = ("stand", "spec_reason")
+"""Lines that draft right, or go back, over short convolutions, and not over the mixer whose turn it is."""
+
+
 def pairs(lines, *fast):
     """Every line with one kind of mixer, in turn, and every kind with as many lines."""
     kinds = itertools.cycle(MIXERS)
     marks = lambda name: () if name in fast else pytest.mark.slow
-    return [pytest.param(next(kinds), name, marks=marks(name), id=f"{name}") for name in lines]
+    of = lambda name, kind: "short_conv" if name in SHORT else kind
+    return [pytest.param(of(name, next(kinds)), name, marks=marks(name), id=f"{name}") for name in lines]
 
 
 def finished(kind, name, mesh=None, **options):

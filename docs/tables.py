@@ -323,6 +323,8 @@ def _attention(config: ModelConfig) -> str:
     own = config.near
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
+    if not ropes and config.slot_mixers:
+        return "[latent](#latent-attention)"
     said = {
         "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
     from specjax.models.hub import shipped
+    from specjax.models.latent import LatentAttentionConfig
     from specjax.models.layer import LayerConfig
     from specjax.models.llama import LlamaLM
     from specjax.models.loading import abstract, load
@@ -49,6 +50,7 @@ _HOME = {
     "shipped": "hub",
     "spread": "placement",
     "AttentionConfig": "attention",
+    "LatentAttentionConfig": "latent",
     "EmbeddingConfig": "model_config",
     "HeadConfig": "model_config",
     "LayerConfig": "layer",
@@ -78,6 +80,7 @@ __all__ = [
     "EmbeddingConfig",
     "ExpertsConfig",
     "HeadConfig",
+    "LatentAttentionConfig",
     "LayerConfig",
     "LlamaLM",
     "MLPConfig",

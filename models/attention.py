@@ -16,7 +16,7 @@ from specjax.lm import Block
 from specjax.models.kv import Slots
 from specjax.models.kv_bits import parts, read, stored
 from specjax.models.linear import Linear, by_heads
-from specjax.models.mixers import Mixer, MixerConfig
+from specjax.models.mixers import Mixer, SlotMixerConfig, SlotSizes
 from specjax.models.norms import NormConfig, rms_norm
 from specjax.models.ropes import QueryScale, RopeConfig, rope_tables, rotate
 
@@ -24,7 +24,7 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig(MixerConfig):
+class AttentionConfig(SlotMixerConfig):
     """The attention of a layer. Names follow Hugging Face's `config.json` where it has one.
 
     Attributes:
@@ -55,8 +55,6 @@ class AttentionConfig(MixerConfig):
 
     name: ClassVar[str] = "attention"
 
-    num_attention_heads: int
-    num_key_value_heads: int
     head_dim: int
     rope: RopeConfig | None = RopeConfig()
     window: int | None = None
@@ -94,6 +92,14 @@ class AttentionConfig(MixerConfig):
     def value_dim(self) -> int:
         """The width of values."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def slots(self) -> SlotSizes:
+        return SlotSizes(self.num_key_value_heads, self.head_dim, self.value_dim)
+
+    def turned(self, module: str) -> tuple[int, int, int] | None:
+        of_heads = module in ("q_proj", "k_proj", "q_norm", "k_norm")
+        return (0, self.rotary_dim, self.head_dim) if of_heads and self.rotary_dim else None
 
     @property
     def rotary_dim(self) -> int:

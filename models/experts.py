@@ -18,6 +18,7 @@ from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts
 
 Array = jax.Array
+Scoring = Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer", "inputs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,8 @@ class ExpertsConfig:
       least_sum: what this sum is at least taken for.
       routed_scaling_factor: a factor of the weights, applied after that.
       n_group: the number of groups of adjacent experts.
-      topk_group: how many groups a token chooses from: those with the largest total of their two best sums.
+      topk_group: how many groups a token chooses from: those with the largest total of their best sums.
+      group_best: of how many best sums that total is; DeepSeek-V2 has 1.
       shared: further experts that every token uses, as one MLP of their common width; None: there are none.
       shared_gate: whether a learned sigmoid of the token multiplies what those give (Qwen2-MoE).
       router_jitter_noise: see `mixed_sparsely`.
@@ -51,11 +53,12 @@ class ExpertsConfig:
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    scoring: Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer", "inputs"] = "softmax"
+    scoring: Scoring = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
+    group_best: int = 2
     shared: MLPConfig | None = None
     shared_gate: bool = False
     least_sum: float = 1e-20
@@ -101,7 +104,7 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
     if c.n_group > 1:
         groups = ranked.reshape(ranked.shape[0], c.n_group, -1)
-        worth = jax.lax.top_k(groups, 2)[0].sum(axis=-1)
+        worth = jax.lax.top_k(groups, c.group_best)[0].sum(axis=-1)
         best = jax.lax.top_k(worth, c.topk_group)[1]
         kept = jnp.any(best[:, :, None] == jnp.arange(c.n_group)[None, None], axis=1)
         ranked = jnp.where(kept[:, :, None], groups, -jnp.inf).reshape(ranked.shape)

@@ -92,7 +92,7 @@ def _check_heads(heads: int, kv_heads: int) -> None:
 def _stretched(config: ModelConfig) -> ModelConfig:
     """The config with the positions that YaRN reaches, if the file gives those of the first training, as model cards
     advise."""
-    ropes = {one.rope.scaling for one in config.attentions if one.rope is not None}
+    ropes = {rope.scaling for rope in config.ropes}
     reach = [int(r.factor * r.original_max_position_embeddings) for r in ropes if r is not None and r.kind == "yarn"]
     return dataclasses.replace(config, max_position_embeddings=max(config.max_position_embeddings, *reach, 1))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.experts import ExpertsConfig
+from specjax.models.experts import ExpertsConfig, Scoring
 from specjax.models.fields import MOST_EXPERTS, is_size, positive
 from specjax.models.mlp import MLPConfig
 
@@ -39,13 +39,13 @@ def routed_to_hf(experts: ExpertsConfig) -> dict[str, Any]:
     return {_ROUTED.get(name, name): getattr(experts, name) for name in (*named, *_GROUPS)}
 
 
-def by_groups(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
-    """Experts that DeepSeek-V3's router chooses, by sigmoids and out of groups; see `from_hf`."""
+def by_groups(get: Callable[[str], Any], scoring: Scoring = "sigmoid", **fields: Any) -> ExpertsConfig:
+    """Experts that DeepSeek's routers choose, out of groups, DeepSeek-V3's by sigmoids; see `from_hf`."""
     groups, scale = {name: get(name) for name in _GROUPS}, get("routed_scaling_factor")
     if wrong := [name for name, value in groups.items() if not is_size(value)]:
         raise ModelError(f"config.json needs positive integers for: {', '.join(wrong)}")
     scale = 1.0 if scale is None else positive("routed_scaling_factor", scale)
-    return from_hf(get, scoring="sigmoid", routed_scaling_factor=scale, **groups, **fields)
+    return from_hf(get, scoring=scoring, routed_scaling_factor=scale, **groups, **fields)
 
 
 def from_hf(

@@ -100,9 +100,9 @@ def _yarn(rope: dict[str, Any], original: Any) -> RopeScaling:
     """Reads YaRN. A file may give `magnitude` as `attention_factor`, or by DeepSeek's `mscale` and `mscale_all_dim`."""
     factor = float(rope["factor"])
     betas = [positive(name, rope.get(name) or usual) for name, usual in (("beta_fast", 32), ("beta_slow", 1))]
-    if not is_size(original) or betas[0] <= betas[1]:
+    if not is_size(original) or betas[0] < betas[1]:
         raise ModelError(
-            "config.json: rope type 'yarn' needs a beta_slow below its beta_fast, and a positive integer for "
+            "config.json: rope type 'yarn' needs a beta_slow of at most its beta_fast, and a positive integer for "
             "original_max_position_embeddings"
         )
     grown = lambda scale: 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -17,7 +17,7 @@ class Slots(NamedTuple):
 
     Attributes:
       key: `[B, K, S, H]`, or `kv_bits.Scaled`.
-      value: as `key`.
+      value: as `key`; None: values are made of the keys.
       positions: `[B, S]` int32, the positions that the slots of a ring hold; None: slot s holds position s.
       unseen: `[B, S]` bool, slots that no query sees, where the length alone does not tell; or None.
       asks: whether a block's delta includes queries.
@@ -48,7 +48,8 @@ class KVCache(Pretty):
     Attributes:
       key: a tuple over layers of `[B, K, S, H]`, or of `kv_bits.Scaled` for eight bits. Layers that read another
         layer's keys and values are left out.
-      value: as `key`; values may have another width.
+      value: as `key`; values may have another width. None for a layer whose values are made of its keys
+        (`specjax.models.latent`).
       capacity: static, how many positions a row may have; 0 if no layer has a ring.
       ahead: static, see above.
       states: a tuple over the layers that keep a running state (`specjax.models.mixers`), which have no keys and values.
@@ -113,10 +114,10 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
     owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i and not config.keeps_state(i)]
     full = lambda i: ahead is None or config.window(i) is None
     slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
-    kinds = {i: config.attention(i) for i in owners}
-    shapes = [(batch, kind.num_key_value_heads, slots[i]) for i, kind in kinds.items()]
-    make = lambda widths: tuple(kv_bits.empty((*s, w), dtype) for s, w in zip(shapes, widths, strict=True))
-    keys, values = make([kind.head_dim for kind in kinds.values()]), make([kind.value_dim for kind in kinds.values()])
+    kinds = {i: config.layers[i].mixer.slots for i in owners}
+    made = lambda i, width: kv_bits.empty((batch, kinds[i].heads, slots[i], width), dtype, kinds[i].parts)
+    keys = tuple(made(i, kind.key) for i, kind in kinds.items())
+    values = tuple(made(i, kind.value) if kind.value else None for i, kind in kinds.items())
     states = tuple(mixer.init(config.hidden_size, batch, dtype) for mixer in config.state_mixers)
     rings = {} if ahead is None else {"capacity": capacity, "ahead": ahead}
     return KVCache(keys, values, **rings, states=states)

@@ -1,7 +1,8 @@
 """Copies of kv-heads, for meshes that are wider than a model has kv-heads.
 
 Heads are split over a mesh axis. With more chips than kv-heads, every chip would have to hold all kv-heads. With copies
-side by side, a chip holds only the kv-head that its query heads share, and the numbers are the same.
+side by side, a chip holds only the kv-head that its query heads share, and the numbers are the same. The one vector of latent
+attention is copied as it is computed; its parameters are the same on every chip.
 """
 
 from typing import Any
@@ -19,8 +20,8 @@ def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
     """The number of copies of every kv-head with which the mesh can split them; 1 if that does not help or layers
     differ in kv-heads."""
     parts = rules.parts(mesh, "heads")
-    kinds = {(one.num_key_value_heads, one.num_attention_heads) for one in config.attentions}
-    if len(kinds) != 1 or len(config.attentions) < config.num_hidden_layers:
+    kinds = {(one.num_key_value_heads, one.num_attention_heads) for one in config.slot_mixers}
+    if len(kinds) != 1 or len(config.slot_mixers) < config.num_hidden_layers:
         return 1
     kv, heads = kinds.pop()
     return parts // kv if parts > kv and parts % kv == 0 and heads % parts == 0 else 1
@@ -35,13 +36,13 @@ def copied(params: Any, config: Any, copies: int) -> Any:
       copies: how many; 1 changes nothing.
     """
     repeat = lambda heads: jnp.repeat(heads, copies, axis=-2)
-    return params if copies == 1 else _change(params, config.attention().num_key_value_heads, repeat)
+    return params if copies == 1 else _change(params, config.slot_mixers[0].num_key_value_heads, repeat)
 
 
 def merged(params: Any, config: Any, copies: int) -> Any:
     """Parameters without the copies; the inverse of `copied`."""
     first = lambda heads: heads[..., ::copies, :]
-    return params if copies == 1 else _change(params, config.attention().num_key_value_heads * copies, first)
+    return params if copies == 1 else _change(params, config.slot_mixers[0].num_key_value_heads * copies, first)
 
 
 def is_copied(path: tuple[Any, ...]) -> bool:

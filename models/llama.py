@@ -20,14 +20,13 @@ from flax import nnx
 from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
-from specjax.models.attention import AttentionConfig
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
-from specjax.models.mixers import committed
+from specjax.models.mixers import SlotMixerConfig, committed
 from specjax.models.model_config import EmbeddingConfig, ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
@@ -377,7 +376,7 @@ class LlamaLM:
         experts."""
         shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
         experts = self.config.experts.axis_counts if self.config.experts else {}
-        heads = math.gcd(*(one.num_attention_heads for one in self.config.attentions))
+        heads = math.gcd(*(one.num_attention_heads for one in self.config.slot_mixers))
         states = math.gcd(*(one.heads for one in self.config.state_mixers))
         return {"heads": heads, "kv_heads": shared, "state_heads": states} | experts
 
@@ -388,4 +387,4 @@ class LlamaLM:
 @functools.lru_cache(maxsize=64)
 def _laid_out(config: ModelConfig, copies: int) -> ModelConfig:
     wide = lambda one: dataclasses.replace(one, num_key_value_heads=one.num_key_value_heads * copies)
-    return config if copies == 1 else config.mapped(AttentionConfig, wide)
+    return config if copies == 1 else config.mapped(SlotMixerConfig, wide)

@@ -80,6 +80,46 @@ class MixerConfig(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
+class SlotSizes:
+    """What a mixer keeps of a token: one slot of a cache.
+
+    Attributes:
+      heads: K, the number of keys.
+      key: H, their width.
+      value: the width of values; 0: values are made of the keys, and there are none beside them.
+      parts: in how many equal parts a key's channels have scales of their own in a cache of eight bits.
+    """
+
+    heads: int
+    key: int
+    value: int
+    parts: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotMixerConfig(MixerConfig):
+    """A mixer that keeps one slot per token, in the cache of all layers (`specjax.models.kv`).
+
+    Its fields `num_attention_heads` and `num_key_value_heads` say how a mesh splits its queries and its slots.
+    """
+
+    num_attention_heads: int
+    num_key_value_heads: int
+
+    @property
+    @abc.abstractmethod
+    def slots(self) -> SlotSizes:
+        """What it keeps."""
+
+    def turned(self, module: str) -> tuple[int, int, int] | None:
+        """The rows of a module's matrix that its rope turns: how many come before them in every head, how many they are, and
+        all rows of a head. None: it turns none.
+
+        `module` is the name in a file of Llama's layout, without its layer: `q_proj`."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
 class StateMixerConfig(MixerConfig):
     """A mixer that keeps a running state of a text; an update overwrites the earlier state.
 

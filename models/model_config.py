@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from specjax.models.attention import AttentionConfig
 from specjax.models.experts import ExpertsConfig
+from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer import LayerConfig
 from specjax.models.layer_inputs import LayerInputsConfig
-from specjax.models.mixers import StateMixerConfig
+from specjax.models.mixers import SlotMixerConfig, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig, RopeScaling
@@ -141,13 +142,20 @@ class ModelConfig:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
 
     @property
+    def slot_mixers(self) -> tuple[SlotMixerConfig, ...]:
+        """The mixers of the layers that keep one slot per token."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, SlotMixerConfig))
+
+    @property
     def near(self) -> AttentionConfig:
-        """The attention of the layers with a window or, without any, of the first layer that has attention.
+        """The attention of the layers with a window or, without any, of the first layer that has attention; of latent
+        attention, that over the keys and values that it would make.
 
         Raises:
           ValueError: if no layer has attention.
         """
-        found = sorted(self.attentions, key=lambda one: one.window is None)
+        latent = [layer.mixer.made for layer in self.layers if isinstance(layer.mixer, LatentAttentionConfig)]
+        found = sorted((*self.attentions, *latent[:1]), key=lambda one: one.window is None)
         if not found:
             raise ValueError("no layer of this model has attention, so it has no attention sizes for a file or a head")
         return found[0]
@@ -155,7 +163,13 @@ class ModelConfig:
     @property
     def rope(self) -> RopeConfig:
         """The rope of the layers of `near`, or of others if those have none."""
-        return self.near.rope or next((one.rope for one in self.attentions if one.rope is not None), RopeConfig())
+        return self.near.rope or next(iter(self.ropes), RopeConfig())
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The ropes of all layers that have one."""
+        found = (getattr(layer.mixer, "rope", None) for layer in self.layers)
+        return tuple(rope for rope in found if isinstance(rope, RopeConfig))
 
     @property
     def dense(self) -> MLPConfig:
@@ -166,7 +180,7 @@ class ModelConfig:
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
         """The number of kv-heads and their width, for every kind of attention in the model."""
-        return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
+        return frozenset((one.slots.heads, one.slots.key) for one in self.slot_mixers)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
         """The attention of a layer.
@@ -231,7 +245,8 @@ class ModelConfig:
     def only(self, layer: int) -> "ModelConfig":
         """The model of one layer, with its own keys."""
         own = self.layers[layer]
-        own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
+        if isinstance(own.mixer, AttentionConfig):
+            own = dataclasses.replace(own, mixer=dataclasses.replace(own.mixer, source=None))
         return dataclasses.replace(self, layers=(own,))
 
     def plain(self, layers: int = 1) -> "ModelConfig":

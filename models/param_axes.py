@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
-    "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
-    "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
+    "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp",
+    "gate_up": "mlp", "head": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
     **dict.fromkeys(("query", "key", "value", "strength", "decay", "output_gate"), "state_heads"),
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp", "output": "state_heads"}
@@ -44,6 +44,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
     if kind == "sinks":
         return ("heads",)
+    if kind == "head_rate":
+        return (None, None, "state_heads", None)
     if kind in _OF_STATES:
         return (None,) * (ndim - 1) + ("state_heads",)
     return (None,) * ndim
@@ -59,7 +61,7 @@ def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
     """
     counts = {}
     if config is not None:
-        own = config.attention()
+        own = config.slot_mixers[0]
         counts = {"heads": own.num_attention_heads, "kv_heads": own.num_key_value_heads}
         counts |= config.experts.axis_counts if config.experts else {}
     return shardings(mesh, param_axes(params), params, counts)

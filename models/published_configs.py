@@ -63,6 +63,48 @@ _MIMO_V2 = {
     "max_position_embeddings": 262144, "layernorm_epsilon": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
+_MTP_FP8 = {
+    "num_nextn_predict_layers": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+_DEEPSEEK_YARN = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+_DEEPSEEK_V2 = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102400, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "n_shared_experts": 2, "num_experts_per_tok": 6, "norm_topk_prob": False, "scoring_func": "softmax",
+    "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "rope_theta": 10000, "attention_bias": False,
+    "tie_word_embeddings": False, "rope_scaling": _DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}  # fmt: skip
+_DEEPSEEK_V2_LITE = _DEEPSEEK_V2 | {
+    "q_lora_rank": None, "num_key_value_heads": 16, "n_routed_experts": 64, "moe_intermediate_size": 1408,
+    "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_DEEPSEEK_V2_WHOLE = _DEEPSEEK_V2 | {
+    "q_lora_rank": 1536, "num_key_value_heads": 128, "n_routed_experts": 160, "moe_intermediate_size": 1536,
+    "routed_scaling_factor": 16.0, "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3,
+}  # fmt: skip
+_DEEPSEEK_V3 = _DEEPSEEK_V2 | _MTP_FP8 | {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280, "q_lora_rank": 1536,
+    "num_key_value_heads": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "rope_scaling": _DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+_KIMI_K2 = _DEEPSEEK_V3 | {
+    "model_type": "kimi_k2", "vocab_size": 163840, "num_key_value_heads": 64, "n_routed_experts": 384, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.827, "rope_theta": 50000.0,
+    "max_position_embeddings": 131072, "num_nextn_predict_layers": 0,
+    "rope_scaling": _DEEPSEEK_YARN | {"factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+}  # fmt: skip
+_GLM_4_LITE = {
+    "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 154880, "q_lora_rank": 768,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "num_key_value_heads": 20,
+    "n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+    "topk_method": "noaux_tc", "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "rope_theta": 1000000,
+    "rope_scaling": None, "attention_bias": False, "tie_word_embeddings": False, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 _ERNIE = {
     "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "num_key_value_heads": 2,
     "head_dim": 128, "use_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
@@ -293,6 +335,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),
     "MiniMaxAI/MiniMax-M2": _sized(_MINIMAX_M2, 3072, 1536, 62, 48),
     "XiaomiMiMo/MiMo-V2-Flash": _sized(_MIMO_V2, 4096, 16384, 48, 64),
+    "deepseek-ai/DeepSeek-V2-Lite": _sized(_DEEPSEEK_V2_LITE, 2048, 10944, 27, 16),
+    "deepseek-ai/DeepSeek-V2": _sized(_DEEPSEEK_V2_WHOLE, 5120, 12288, 60, 128),
+    "deepseek-ai/DeepSeek-V3": _sized(_DEEPSEEK_V3, 7168, 18432, 61, 128),
+    "deepseek-ai/DeepSeek-R1": _sized(_DEEPSEEK_V3, 7168, 18432, 61, 128),
+    "moonshotai/Kimi-K2-Instruct": _sized(_KIMI_K2, 7168, 18432, 61, 64),
+    "zai-org/GLM-4.7-Flash": _sized(_GLM_4_LITE, 2048, 10240, 47, 20),
     "baidu/ERNIE-4.5-0.3B-PT": _sized(_ERNIE, 1024, 3072, 18, 16),
     "baidu/ERNIE-4.5-21B-A3B-PT": _sized(_ERNIE_MOE, 2560, 12288, 28, 20),
     "microsoft/Phi-3.5-MoE-instruct": _sized(_PHIMOE, 4096, 6400, 32, 32),

@@ -92,10 +92,12 @@ Names = Callable[[str], str]
 """Maps a tensor's name in Llama's layout to its name in another. A name that ends in `#0`, `#1`, ... is the first,
 second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
 has outputs of every part. One that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in neighbouring
-pairs; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further first axis, two parts to an index. One that
-ends in `~` is in a tensor with an axis of one before its last, as kernels of depthwise convolutions have."""
+pairs, and with `%32+64/128` 64 after 32 others; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further
+first axis, two parts to an index. One that ends in `~` is in a tensor with an axis of one before its last, as kernels of
+depthwise convolutions have."""
 _MARKS = re.compile(
-    r"(?P<name>[^#%:~]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?(?P<unit>~)?"
+    r"(?P<name>[^#%:~]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?"
+    r"(%((?P<before>\d+)\+)?(?P<turned>\d+)/(?P<width>\d+))?(:(?P<each>\d+))?(?P<unit>~)?"
 )
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
@@ -108,19 +110,23 @@ class Pairs:
     """The rows of queries or keys in a file whose rope turns neighbours together; ours turns two halves of a head.
 
     Attributes:
-      turned: how many rows of a head, from the first, are turned.
+      turned: how many rows of a head are turned.
       width: all rows of a head.
       apart: whether heads are an axis, and their channels the next one, as in norms of each head.
+      before: how many rows of a head come before those that are turned.
     """
 
     turned: int
     width: int
     apart: bool = False
+    before: int = 0
 
     @property
     def _order(self) -> list[int]:
         """The file's row of each of our rows."""
-        return [*range(0, self.turned, 2), *range(1, self.turned, 2), *range(self.turned, self.width)]
+        end = self.before + self.turned
+        halves = *range(self.before, end, 2), *range(self.before + 1, end, 2)
+        return [*range(self.before), *halves, *range(end, self.width)]
 
     def halved(self, rows: np.ndarray) -> np.ndarray:
         """Our rows of whole heads, from the file's.
@@ -207,7 +213,9 @@ def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) ->
             assert marks is not None, f"{name} has other marks"
             number = lambda mark, usual=0, marks=marks: int(marks[mark] or usual)
             apart = len(shape) == 2 and not transposed
-            pairs = Pairs(number("turned"), number("width"), apart) if marks["width"] else None
+            pairs = None
+            if marks["width"]:
+                pairs = Pairs(number("turned"), number("width"), apart, number("before"))
             part = Part(
                 i, index, shape, transposed, number("runs", 1), pairs, number("each"), marks["unit"] is not None
             )

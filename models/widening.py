@@ -41,8 +41,8 @@ def widen(model: Model, k: int) -> Model:
       k: the factor; 1 changes nothing.
 
     Raises:
-      ModelError: on k below 1, and on a model of another family, with experts, inputs per layer or several residual streams,
-        or without weights.
+      ModelError: on k below 1, and on a model of another family, with experts, inputs per layer, several residual streams or
+        other mixers than attention, or without weights.
     """
     check_times(k)
     if not isinstance(model.lm, LlamaLM):
@@ -54,6 +54,10 @@ def widen(model: Model, k: int) -> Model:
     if model.lm.config.embedding.layer_inputs is not None or model.lm.config.embedding.streams:
         raise ModelError(
             f"{model.name} cannot be widened: its layers have inputs of their own, or several residual streams"
+        )
+    if len(model.lm.config.attentions) < model.lm.num_layers:
+        raise ModelError(
+            f"{model.name} cannot be widened: its layers have other mixers than attention (AttentionConfig)"
         )
     if model.abstract:
         raise ModelError(f"{model.name} has no weights to widen: load it with them")

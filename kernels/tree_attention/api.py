@@ -29,7 +29,7 @@ INTERPRETED = {
 
 
 def tree_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, cache_key: jax.Array | None, cache_value: jax.Array | None,
+    query: jax.Array, key: jax.Array, value: jax.Array | None, cache_key: jax.Array | None, cache_value: jax.Array | None,
     length: jax.Array, *, visible: jax.Array | Unrolled | None = None, query_positions: jax.Array | None = None,
     key_positions: jax.Array | None = None, cache_positions: jax.Array | None = None, unseen: jax.Array | None = None,
     causal: bool = True, split: bool = False, scale: float, window: int | None = None, soft_cap: float | None = None,
@@ -43,9 +43,10 @@ def tree_attention(
     Args:
       query: `[B, T, K * G, H]`.
       key: `[B, P + T, K, H]`, the uncommitted keys, in the cache's type.
-      value: as `key`, or `[B, P + T, K, W]` with values of another width.
+      value: as `key`, or `[B, P + T, K, W]` with values of another width. None: values are the keys, also in the cache, which
+        is read once for both (`specjax.models.latent`).
       cache_key: `[B, K, S, H]`, or None for no prefix.
-      cache_value: as `cache_key`, with the width of `value`.
+      cache_value: as `cache_key`, with the width of `value`; None with it.
       length: `[B]` int32, visible cache slots per row; finite numbers beyond it have no effect.
       visible: `[B or 1, T or 1, P + T]` bool; None for `causal`/full; or, without a cache, `Unrolled` for repeated
         passes over the same slots.
@@ -62,9 +63,10 @@ def tree_attention(
       scale: the factor of the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
       soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
-      key_scale: `[B, K, S]`, the factors of the numbers of an int8 or fp8 `cache_key`. The block's own keys are plain
-        numbers, rounded as the cache will return them.
-      value_scale: as `key_scale`.
+      key_scale: `[B, K G, S]`, the factors of the numbers of an int8 or fp8 `cache_key`, one for each of G equal parts of a
+        key's channels; several are for `xla` and `blocked`. The block's own keys are plain numbers, rounded as the cache
+        will return them.
+      value_scale: as `key_scale`; None without `value`.
       sinks: `[K * G]`, a score of every head that takes part in its softmaxes but has no value (attention sinks, Xiao
         et al. 2023, arXiv:2309.17453, learned as in gpt-oss).
       implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache.
@@ -83,14 +85,15 @@ def tree_attention(
         on `cache_positions` without a window; on a mask of a `split` block. If a kernel is named: when the program is
         lowered for a platform, types or shapes that it cannot serve.
     """
-    _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale)
+    _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value)
     options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if isinstance(visible, Unrolled):
+        value = key if value is None else value
         return unrolled.attend(query, key, value, visible, positions=query_positions, sinks=sinks, **options)
     splits = split and ring.splits(query, key, cache_key)
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
-    own = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    own = key.swapaxes(1, 2), None if value is None else value.swapaxes(1, 2)
     empty = cache_key is None or not cache_key.shape[2]
 
     def attend(queries):
@@ -108,7 +111,7 @@ def tree_attention(
     return chunked(attend, queries, QUERIES) if cache_key is None and not splits else attend(queries)
 
 
-def _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale) -> None:
+def _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value) -> None:
     """Raises ValueError on incompatible arguments of `tree_attention`."""
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
@@ -117,7 +120,7 @@ def _check(implementation, visible, cache_key, cache_positions, window, split, k
         )
     if implementation not in (None, "xla") and cache_key is None:
         raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
-    if (key_scale is None) != (value_scale is None):
+    if value is not None and (key_scale is None) != (value_scale is None):
         raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
     if cache_positions is not None and window is None:
         raise ValueError("cache_positions of tree_attention are of a ring, which only attention with a window can read")

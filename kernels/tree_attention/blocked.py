@@ -31,7 +31,7 @@ def attend(operands: Operands, **options) -> jax.Array:
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """The same as `Found`."""
     o = operands
-    own = add(nothing(o.result_shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.value)
+    own = add(nothing(o.result_shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.values)
     return prefix(own, operands, scale=scale, window=window, soft_cap=soft_cap)
 
 
@@ -45,6 +45,7 @@ def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Foun
     """Adds the cache to a result; only the type of the block's own keys is read."""
     o = operands
     capacity = o.cache_key.shape[2]
+    cache_value, value_scale = o.cache_values
     size = min(BLOCK, capacity)
 
     def read(i, found):
@@ -54,7 +55,7 @@ def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Foun
         seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window, cut(o.cache_positions, 1))
         seen = seen & (slots >= i * size)[None]
         scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2))
-        return add(found, scored, cut(o.cache_value, 2), cut(o.value_scale, 2), o.value.dtype)
+        return add(found, scored, cut(cache_value, 2), cut(value_scale, 2), o.values.dtype)
 
     near = window is not None and o.cache_positions is None  # the slots of a ring are not ordered
     first = 0 if not near else jnp.maximum(jnp.min(o.query_positions) - window + 1, 0) // size

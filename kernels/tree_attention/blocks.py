@@ -99,9 +99,10 @@ def used(operands: Operands, tiles: Tiles) -> int:
     each = lambda x: x.dtype.itemsize
     heads, slots = tiles.heads, lanes(tiles.slots)
     queries, width, keys = operands.queries.shape[2], lanes(operands.queries.shape[3]), lanes(operands.key.shape[2])
-    cache = 2 * heads * slots * width * each(operands.cache_key)
+    read = 1 if operands.value is None else 2  # keys, and values that are not the keys
+    cache = read * heads * slots * width * each(operands.cache_key)
     if slots_last(*operands.cache_key.shape[2:]):
-        cache = 2 * heads * slots * math.ceil(operands.queries.shape[3] / 32) * 32 * each(operands.cache_key)
+        cache = read * heads * slots * math.ceil(operands.queries.shape[3] / 32) * 32 * each(operands.cache_key)
     lines = 2 * heads * (operands.key_scale is not None)
     lines += (operands.unseen is not None) + (operands.cache_positions is not None)
     line = 4 * 8 * slots  # eight numbers high

@@ -24,7 +24,9 @@ GONE = "this version of JAX has no Triton under Pallas"
 attend_p = Primitive("tree_attention")
 attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "structure", "mesh", "options")))
 attend_p.def_abstract_eval(
-    lambda query, key, value, *_, **__: jax.core.ShapedArray((*query.shape[:3], value.shape[3]), jax.numpy.float32)
+    lambda *given, structure, **_: jax.core.ShapedArray(
+        jax.tree.unflatten(structure, given).result_shape, jax.numpy.float32
+    )
 )
 
 

@@ -21,16 +21,16 @@ class Operands:
     Attributes:
       queries: `[B, K, M, H]`.
       key: `[B, K, P + T, H]`, the uncommitted keys, in the cache's type.
-      value: as `key`, or `[B, K, P + T, W]`.
+      value: as `key`, or `[B, K, P + T, W]`. None: values are the keys, here and in the cache.
       cache_key: `[B, K, S, H]`, or None for no prefix.
-      cache_value: as `cache_key`, with the width of `value`.
+      cache_value: as `cache_key`, with the width of `value`; None with it.
       length: `[B]` int32, visible cache slots per row.
       visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None for a block whose tokens
         a mesh splits, which is causal or full.
       query_positions: `[B, T]` int32, or None without a window.
       key_positions: `[B, P + T]` int32, under a window for a block whose tokens a mesh splits; otherwise None.
       unseen: `[B, S]` bool, holes in the cache, or None.
-      key_scale: `[B, K, S]` for a quantised cache, or None.
+      key_scale: `[B, K G, S]` for a quantised cache, or None; a key's channels have G parts.
       value_scale: as `key_scale`.
       cache_positions: `[B, S]` int32 for a ring; None: slot s holds position s.
       sinks: `[K, M]` float32, a score without a value that every query meets once, or None.
@@ -52,15 +52,39 @@ class Operands:
     cache_positions: Any = None
 
     @property
+    def values(self) -> Any:
+        """The uncommitted values."""
+        return self.key if self.value is None else self.value
+
+    @property
+    def cache_values(self) -> tuple[Any, Any]:
+        """The cached values and their scales."""
+        if self.value is None:
+            return self.cache_key, self.key_scale
+        return self.cache_value, self.value_scale
+
+    @property
     def result_shape(self) -> tuple[int, ...]:
         """The shape of the result, `[B, K, M, W]`."""
-        return (*self.queries.shape[:3], self.value.shape[3])
+        return (*self.queries.shape[:3], self.values.shape[3])
 
     @property
     def other_values(self) -> str | None:
         """The reason why a kernel for values of the keys' width cannot take these, or None."""
-        width, own = self.key.shape[3], self.value.shape[3]
+        width, own = self.key.shape[3], self.values.shape[3]
         return None if width == own else f"its values are as wide as its keys, not {own} and {width}"
+
+    @property
+    def no_values(self) -> str | None:
+        """The reason why a kernel that reads keys and values apart cannot take these, or None."""
+        return "it reads values of their own, and these are the keys" if self.value is None else None
+
+    @property
+    def several_scales(self) -> str | None:
+        """The reason why a kernel for one scale per slot and head cannot take these, or None."""
+        if self.key_scale is None or self.key_scale.shape[1] == self.key.shape[1]:
+            return None
+        return "its cache has one scale per slot and head, not several"
 
 
 class Found(NamedTuple):
@@ -147,9 +171,9 @@ def capped(scores, soft_cap):
 def scores(query, key, visible, scale, soft_cap, key_scale=None):
     """Queries `[B, K, M, H]` times keys `[B, K, S, H]`, MASKED where not `visible` `[B or 1, T or 1, S]`: `[B, K, M, S]`.
 
-    With a `key_scale` `[B, K, S]`, the keys are quantised, and it is their factor.
+    With a `key_scale` `[B, K G, S]`, the keys are quantised, and it is the factor of each of their G parts.
     """
-    key = key if key_scale is None else key.astype(query.dtype)
+    key, key_scale = _of_heads(key, key_scale, query.dtype)
     product = jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
     product = product if key_scale is None else product * key_scale[:, :, None]
     if visible.shape[1] > 1:
@@ -157,11 +181,22 @@ def scores(query, key, visible, scale, soft_cap, key_scale=None):
     return jnp.where(visible[:, None], capped(product * scale, soft_cap), MASKED)
 
 
+def _of_heads(x, scale, dtype):
+    """Quantised numbers `[B, K, S, H]` with scales `[B, K G, S]`, as numbers of `dtype` with at most one scale, `[B, K, S]`."""
+    if scale is None:
+        return x, None
+    if scale.shape[1] == x.shape[1]:
+        return x.astype(dtype), scale
+    by_parts = x.reshape(*x.shape[:3], scale.shape[1] // x.shape[1], -1)
+    factors = scale.reshape(*x.shape[:2], -1, x.shape[2]).swapaxes(2, 3)
+    return (by_parts.astype(jnp.float32) * factors[..., None]).reshape(x.shape).astype(dtype), None
+
+
 def mix(weights, value, value_scale=None, dtype=None):
     """Weights `[B, K, M, S]` times values `[B, K, S, H]`: `[B, K, M, H]`, in the values' type, or `dtype` if they are
     quantised."""
-    if value_scale is not None:
-        weights, value = weights * value_scale[:, :, None], value.astype(dtype)
+    value, value_scale = _of_heads(value, value_scale, dtype)
+    weights = weights if value_scale is None else weights * value_scale[:, :, None]
     weights = weights.astype(value.dtype)
     return jax.lax.dot_general(weights, value, (((3,), (2,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
 

@@ -10,12 +10,14 @@ def reference(
 ):  # fmt: skip
     """Takes the arguments of `tree_attention`, and returns `[B, T, K * G, H]` in float64; H is that of values."""
     exact = lambda x: np.asarray(x).astype(np.float64)
+    if value is None:
+        value, cache_value, value_scale = key, cache_key, key_scale
     query, key, value = exact(query), exact(key), exact(value)
     empty = lambda own: np.zeros((query.shape[0], key.shape[2], 0, own.shape[3]))
     cache_key = empty(key) if cache_key is None else exact(cache_key)
     cache_value = empty(value) if cache_value is None else exact(cache_value)
     if key_scale is not None:
-        cache_key, cache_value = cache_key * exact(key_scale)[..., None], cache_value * exact(value_scale)[..., None]
+        cache_key, cache_value = _scaled(cache_key, exact(key_scale)), _scaled(cache_value, exact(value_scale))
     given = visible, unseen, cache_positions
     visible, unseen, cache_positions = (None if x is None else np.asarray(x) for x in given)
     batch, block, heads, _ = query.shape
@@ -46,3 +48,10 @@ def reference(
             weights = np.exp(np.concatenate([scores, sink]) - np.max(np.concatenate([scores, sink])))
             out[b, t, n] = weights[: len(values)] / weights.sum() @ np.stack(values)
     return out
+
+
+def _scaled(x, scale):
+    """Numbers `[B, K, S, H]` times scales `[B, K G, S]` of their G parts."""
+    heads, width = x.shape[1], x.shape[3]
+    count = scale.shape[1] // heads
+    return x * np.repeat(scale.reshape(-1, heads, count, x.shape[2]).swapaxes(2, 3), width // count, axis=3)

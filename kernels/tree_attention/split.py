@@ -78,7 +78,8 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
                 return visible
             return visible & (query_positions[:, :, None] - positions[:, None, index] < window)
 
-        look = lambda found: ring.read(found, queries, key, value, seen, scale=scale, soft_cap=soft_cap)
+        values = key if value is None else value
+        look = lambda found: ring.read(found, queries, key, values, seen, scale=scale, soft_cap=soft_cap)
         return jax.lax.cond(owner * tokens <= at[-1], look, lambda found: found, found) if causal else look(found)
 
     def prefix(found, held, owner):

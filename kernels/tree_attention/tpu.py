@@ -40,7 +40,7 @@ def refusal(operands: Operands) -> str | None:
         return f"a block and its past may hold {MAX_KEYS} keys, not {keys}"
     if rows > MAX_ROWS:
         return f"a kv-head may have {MAX_ROWS} queries (slots times heads per kv-head), not {rows}"
-    return operands.other_values
+    return operands.other_values or operands.several_scales
 
 
 def attend(operands: Operands, **options) -> jax.Array:
@@ -76,7 +76,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     words = pl.cdiv(operands.key.shape[2], 32)
     facts = query_facts(operands.visible, None if window is None else query_positions, batch, rows)
     pad = ((0, 0), (0, 0), (0, 32 * words - operands.key.shape[2]), (0, 0))
-    key, value = jnp.pad(operands.key, pad), jnp.pad(operands.value, pad)
+    key = jnp.pad(operands.key, pad)
 
     def spec(shape, *index):  # a block and its place: "b", "k", 0, or "s" for the blocks of the cache
         def at(p, k, t, used, first, count, start, row_of):
@@ -99,17 +99,19 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     inputs = {
         "query": (queries, every(queries)),
         "key": (key, every(key)),
-        "value": (value, every(value)),
         "facts": (facts, spec((None, *facts.shape[1:]), "b", 0, 0)),
         "cache_key": (stays(operands.cache_key), cached),
-        "cache_value": (stays(operands.cache_value), cached),
     }
+    if operands.value is not None:
+        inputs["value"] = jnp.pad(operands.value, pad), every(key)
+        inputs["cache_value"] = stays(operands.cache_value), cached
     if operands.unseen is not None:
         inputs["unseen"] = operands.unseen.astype(jnp.int32)[:, None], spec((None, 1, size), "b", 0, "s")
     if operands.cache_positions is not None:
         inputs["cache_positions"] = operands.cache_positions[:, None], spec((None, 1, size), "b", 0, "s")
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale.astype(jnp.float32)[:, :, None], scales
+    if operands.value_scale is not None:
         inputs["value_scale"] = operands.value_scale.astype(jnp.float32)[:, :, None], scales
     if operands.sinks is not None and whole:
         inputs["sinks"] = operands.sinks[:, :, None], spec((tiles.heads, rows, 1), "k", 0, 0)
@@ -167,10 +169,11 @@ def _kernel(
     so far.
 
     query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`,
-    or `[K, H, block]` if `turned`; and, if given, unseen and cache_positions `[1, block]`, key_scale and value_scale
-    `[K, 1, block]`, and sinks `[K, M, 1]`.
+    or `[K, H, block]` if `turned`, with values only where they are not the keys. If given, unseen and cache_positions
+    `[1, block]`, key_scale and value_scale `[K, 1, block]`, and sinks `[K, M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
+    value_ref, cache_value_ref = ref.get("value", ref["key"]), ref.get("cache_value", ref["cache_key"])
     out_ref, *stats = refs[len(names) : -3]
     peak_ref, total_ref, sum_ref = refs[-3:]
     step = pl.program_id(2)
@@ -200,7 +203,7 @@ def _kernel(
             before = jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32)
             if "sinks" in ref:  # counts as a score before all others
                 before = ref["sinks"][head], jnp.ones(shape, jnp.float32)
-            _, sum_ref[head] = add(head, scored, ref["value"][head], None, before)
+            _, sum_ref[head] = add(head, scored, value_ref[head], None, before)
 
     @pl.when((block < count_ref[row]) & (begin < used_ref[row]))
     def prefix():
@@ -217,11 +220,12 @@ def _kernel(
                     held = ref["cache_positions"][:, at] if "cache_positions" in ref else slots
                     seen = seen & (ref["facts"][:, words:] - held < window)
                 part = (head, slice(None), at) if turned else (head, at)
-                key, value = ref["cache_key"][part], ref["cache_value"][part]
+                key, value = ref["cache_key"][part], cache_value_ref[part]
                 key_scale = value_scale = None
                 if "key_scale" in ref:
-                    key_scale, value_scale = ref["key_scale"][head, :, at], ref["value_scale"][head, :, at]
-                    key, value = key.astype(ref["query"].dtype), value.astype(ref["value"].dtype)
+                    key_scale = ref["key_scale"][head, :, at]
+                    value_scale = ref["value_scale"][head, :, at] if "value_scale" in ref else key_scale
+                    key, value = key.astype(ref["query"].dtype), value.astype(value_ref.dtype)
                 if ragged:  # the last block reads past the cache, where values are undefined, and 0 times NaN is NaN
                     down = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, value.shape, slot_axis)
                     value = jnp.where(down < used_ref[row], value, jnp.zeros_like(value))

@@ -24,7 +24,7 @@ def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     weights = jnp.where(laid > MASKED / 2, jnp.exp(laid - peak), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
     split = laid.shape[-1] - own.shape[-1]
-    sums = mix(weights[..., split:], o.value)
-    if o.cache_value is not None:
-        sums = sums + mix(weights[..., :split], o.cache_value, o.value_scale, o.value.dtype)
+    sums = mix(weights[..., split:], o.values)
+    if o.cache_key is not None:
+        sums = sums + mix(weights[..., :split], *o.cache_values, o.values.dtype)
     return Found(peak, total, sums)

@@ -11,6 +11,7 @@ from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import FULL, SLIDING, an_object, flag, is_size, layer_kinds, shown
 from specjax.models.layer import LayerConfig
+from specjax.models.mixers import SlotMixerConfig
 from specjax.models.mlp import ACTIVATIONS, Activation
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
@@ -122,15 +123,18 @@ class Family:
         return lambda name: in_runs(self.names(name)) + pairs(name)
 
 
-_TURNED = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[qk]_(proj|norm)\.")
+_OF_MIXER = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(\w+)\.")
 
 
 def _pairs(name: str, config: ModelConfig) -> str:
     """The mark of a tensor in Llama's layout whose rows are turned in pairs; see `specjax.models.weights.Names`."""
-    found = _TURNED.match(name)
-    attention = None if found is None else config.attention(int(found[1]))
-    turned = 0 if attention is None else attention.rotary_dim
-    return f"%{turned}/{attention.head_dim}" if attention is not None and turned else ""
+    found = _OF_MIXER.match(name)
+    mixer = None if found is None else config.layers[int(found[1])].mixer
+    rows = mixer.turned(found[2]) if found is not None and isinstance(mixer, SlotMixerConfig) else None
+    if rows is None:
+        return ""
+    before, turned, width = rows
+    return f"%{before}+{turned}/{width}" if before else f"%{turned}/{width}"
 
 
 _PREFIXES = {
@@ -143,6 +147,7 @@ _NOT_TEXT = (
     "vision_model.",
     "visual.",
     "multi_modal_projector.",
+    "mm_projector.",
     "embed_vision.",
     "audio_tower.",
     "embed_audio.",

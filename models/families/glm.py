@@ -17,24 +17,25 @@ from specjax.models.fields import flag, is_id, shown
 from specjax.models.model_config import ModelConfig
 
 
-def _sparse(get: Fields, plain: ModelConfig) -> ModelConfig:
-    """With DeepSeek-V3's experts in the layers from `first_k_dense_replace` on."""
+def sparse(get: Fields, plain: ModelConfig, **fields: Any) -> ModelConfig:
+    """With DeepSeek's experts in the layers from `first_k_dense_replace` on; `fields` are as for `hf_experts.by_groups`."""
     dense, shared, layers = get("first_k_dense_replace"), get("n_shared_experts"), plain.num_hidden_layers
     if wrong := [name for name in ("first_k_dense_replace", "n_shared_experts") if not is_id(get(name))]:
         raise ModelError(f"config.json needs whole numbers for: {', '.join(wrong)}")
     if dense >= layers:
         raise ModelError(f"config.json: first_k_dense_replace {shown(dense)} leaves no layer with experts")
     normed = flag("norm_topk_prob", get("norm_topk_prob"))
-    experts = hf_experts.by_groups(hf_experts.routed(get), norm_topk_prob=normed, num_shared_experts=shared)
+    experts = hf_experts.by_groups(hf_experts.routed(get), norm_topk_prob=normed, num_shared_experts=shared, **fields)
     return base.sparse(plain, experts, [i >= dense for i in range(layers)])
 
 
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     biased, normed = (flag(name, get(name)) for name in ("attention_bias", "use_qk_norm"))
-    return _sparse(get, plain.every(AttentionConfig, qkv_bias=biased, qk_norm=plain.norm if normed else None))
+    return sparse(get, plain.every(AttentionConfig, qkv_bias=biased, qk_norm=plain.norm if normed else None))
 
 
-def _sparse_to_hf(config: ModelConfig) -> dict[str, Any]:
+def sparse_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """The fields that `sparse` reads, and the switch of biases."""
     experts = config.experts
     if experts is None:
         return {}
@@ -45,7 +46,7 @@ def _sparse_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    return _sparse_to_hf(config) | {
+    return sparse_to_hf(config) | {
         "use_qk_norm": config.near.qk_norm is not None, "partial_rotary_factor": config.rope.share,
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
@@ -53,11 +54,11 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 def _read_dots(get: Fields, plain: ModelConfig) -> ModelConfig:
     own = plain.every(AttentionConfig, **base.attention_bias(get), qk_norm=plain.norm)
-    return _sparse(get, windows_from(get, own, get("sliding_window"), 62))
+    return sparse(get, windows_from(get, own, get("sliding_window"), 62))
 
 
 def _write_dots(config: ModelConfig) -> dict[str, Any]:
-    return _sparse_to_hf(config) | {"layer_types": base.layer_types(config), "sliding_window": config.near.window}
+    return sparse_to_hf(config) | {"layer_types": base.layer_types(config), "sliding_window": config.near.window}
 
 
 def tensor_name(name: str) -> str:

@@ -13,9 +13,13 @@ from specjax.models.families.qwen import QWEN3_MOE as QWEN3_MOE
 from specjax.models.families.qwen_next import QWEN3_NEXT as QWEN3_NEXT
 from specjax.models.families.qwen_next import QWEN3_5 as QWEN3_5
 from specjax.models.families.qwen_next import QWEN3_5_MOE as QWEN3_5_MOE
+from specjax.models.families.kimi import KIMI_LINEAR as KIMI_LINEAR
 from specjax.models.families.mixtral import MIXTRAL as MIXTRAL
 from specjax.models.families.glm import GLM4_MOE as GLM4_MOE
 from specjax.models.families.glm import DOTS1 as DOTS1
+from specjax.models.families.deepseek import DEEPSEEK_V2 as DEEPSEEK_V2
+from specjax.models.families.deepseek import DEEPSEEK_V3 as DEEPSEEK_V3
+from specjax.models.families.deepseek import GLM_4_LITE as GLM_4_LITE
 from specjax.models.families.minimax import MINIMAX_M2 as MINIMAX_M2
 from specjax.models.families.mimo import MIMO_V2 as MIMO_V2
 from specjax.models.families.ernie import ERNIE as ERNIE

@@ -3,16 +3,14 @@
 _STATE = "a rejected draft cannot be taken out of their running state"
 
 UNSUPPORTED = {
-    ("KimiLinearForCausalLM", "MiniMaxForCausalLM"): f"layers of linear attention: {_STATE}",
+    ("MiniMaxForCausalLM",): f"layers of linear attention: {_STATE}",
     (
         "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
         "FalconH1ForCausalLM", "NemotronHForCausalLM",
     ): f"state space layers (Mamba): {_STATE}",
     ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
-    (
-        "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
-        "Kimi_K25ForConditionalGeneration",
-    ): "latent attention (MLA): keys and values are made of one compressed vector per token",
+    ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
+    "sparse attention (DSA): an index chooses the tokens that a query sees",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """The unsupported part of each architecture, by its names."""

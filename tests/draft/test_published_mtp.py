@@ -35,8 +35,16 @@ HYBRID = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "mtp_layer_types": ["full_attention"],
 }  # fmt: skip
+LATENT = GLM | {
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4, "v_head_dim": 5, "partial_rotary_factor": 1.0, "use_qk_norm": False,
+}  # fmt: skip
+LITE = {"mlp_layer_types": ["dense", "sparse"], "mtp_mlp_layer_types": ["sparse"]}
+OWN = {"glm": GLM, "hybrid": HYBRID, "deepseek-v3": LATENT, "glm-lite": LATENT | LITE}
 LAYOUTS = {
     "glm": ("Glm4Moe", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
+    "deepseek-v3": ("DeepseekV3", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
+    "glm-lite": ("Glm4MoeLite", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "deepseek": ("Llama", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "qwen3-next": ("Qwen3", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
     "hybrid": ("Qwen3Next", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
@@ -56,8 +64,7 @@ def oracle(layout):
 
     family = LAYOUTS[layout][0]
     torch.manual_seed(0)
-    own = {"glm": GLM, "hybrid": HYBRID}.get(layout, {"mtp_layer_types": ["full_attention"]})
-    sizes = SIZES | {"num_mtp_layers": 1} | own
+    sizes = SIZES | {"num_mtp_layers": 1} | OWN.get(layout, {"mtp_layer_types": ["full_attention"]})
     config = getattr(transformers, f"{family}Config")(**sizes)
     config.mtp_hidden_states_first, config._attn_implementation = layout == "mimo", "eager"
     main = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -95,13 +102,13 @@ def write(folder, layout, **config):
     for name, x in each_expert(module.layers[0].state_dict()).items():
         first, _, rest = name.partition(".")
         tensors[f"{layer}.{rest}" if first == "mtp_block" else f"{at}.{own[first]}.{rest}"] = x.numpy()
-    if layout in ("deepseek", "glm"):  # copies of the target's, which its files hold
+    if layout == "deepseek" or layout in EXPERTS:  # copies of the target's, which its files hold
         tensors[f"{at}.embed_tokens.weight"] = main.model.embed_tokens.weight.detach().numpy()
         tensors[f"{at}.shared_head.head.weight"] = main.lm_head.weight.detach().numpy()
     both = {**load_file(folder / "model.safetensors"), **{n: np.ascontiguousarray(x) for n, x in tensors.items()}}
     save_file(both, folder / "model.safetensors")
     said = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1, **config}
-    for key in ("num_mtp_layers", "mtp_layer_types", "mtp_hidden_states_first"):
+    for key in ("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types", "mtp_hidden_states_first"):
         said.pop(key, None)
     if layout == "mimo":
         said |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
@@ -177,6 +184,7 @@ TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"
         ("glm", TREE),
         ("glm", "mtp:rule=confidence,length=3"),
         ("hybrid", TREE),
+        ("deepseek-v3", TREE),
         ("mimo", TREE),
     ),
 )

@@ -157,6 +157,41 @@ def test_a_quantised_cache(way, dtype):
     check((*new, cache_key, cache_value, length), options | scales, way)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_values_that_are_the_keys(way):
+    """Of one kv-head, in a cache that is read once for both, also in eight bits; not for kernels that read them apart."""
+    (query, key, _, cache_key, _, length), options = world(300, (0, 129, 300), past=3, heads=1, group=4)
+    if way == "pallas_gpu_interpreted":
+        with pytest.raises(ValueError, match="it reads values of their own, and these are the keys"):
+            plain(query, key, None, cache_key, None, length, **options, implementation=way)
+        return
+    got = check((query, key, None, cache_key, None, length), options, way)
+    np.testing.assert_allclose(
+        got, plain(query, key, key, cache_key, cache_key, length, **options), rtol=1e-5, atol=1e-5
+    )
+    held, scale = quantised(jnp.clip(cache_key, -1e9, 1e9), jnp.int8)
+    check((query, key, None, held, None, length), options | {"key_scale": scale}, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parts_of_a_head_with_scales_of_their_own(way):
+    """As if each part were quantised alone; kernels have one scale for a slot of a head."""
+    (*new, cache_key, cache_value, length), options = world(100, (0, 64, 100), block=3)
+    parts = lambda x: jnp.clip(x, -1e9, 1e9).reshape(B, K, 100, 4, H // 4).swapaxes(2, 3)
+    (key, key_scale), (value, value_scale) = (quantised(parts(x), jnp.int8) for x in (cache_key, cache_value))
+    whole = lambda x: x.swapaxes(2, 3).reshape(B, K, 100, H)
+    scales = {"key_scale": key_scale.reshape(B, -1, 100), "value_scale": value_scale.reshape(B, -1, 100)}
+    operands = *new, whole(key), whole(value), length
+    if way not in ("xla", "blocked"):
+        with pytest.raises(ValueError, match="one scale per slot and head, not several"):
+            plain(*operands, **options, **scales, implementation=way)
+        return
+    check(operands, options | scales, way)
+    exact = key.astype(jnp.float32) * key_scale[..., None], value.astype(jnp.float32) * value_scale[..., None]
+    want = plain(*new, *map(whole, exact), length, **options)
+    np.testing.assert_allclose(plain(*operands, **options, **scales, implementation=way), want, rtol=1e-4, atol=1e-4)
+
+
 def test_the_mask_of_a_chain_and_none():
     operands, _ = world(200, (10, 150, 199))
     for causal in (True, False):

@@ -206,6 +206,20 @@ def test_a_model_is_written_as_the_family_that_was_read():
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not supported"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported are silu, "),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave False is not supported"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "needs positive integers for: kv_lora_rank"),
+        ("deepseek_v3", {"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even, not 5"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method must be greedy or group_limited_greedy, not 'noaux_tc'",
+        ),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"] * 4},
+            "dense for the first layers and sparse for the",
+        ),
+        ("deepseek_v32", {}, "sparse attention .DSA.: an index chooses the tokens that a query sees"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -225,11 +239,13 @@ SWITCHES = {
 OWN = {
     "granitemoe": {"attention_multiplier", "logits_scaling"},
     "olmoe": {"clip_qkv"},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), {"kv_lora_rank", "rope_interleave"}),
     **dict.fromkeys(("cohere", "cohere2"), {"logit_scale", "logits_scaling"}),
     "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
     "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "gpt_neox": {"use_parallel_residual"},
     "stablelm": {"use_parallel_residual"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
+    "kimi_linear": {"layer_types", "kv_lora_rank"},
     "qwen3_next": {"attn_output_gate", "layer_types", "decoder_sparse_step", "mlp_only_layers"},
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"attn_output_gate", "layer_types"}),
 }  # fmt: skip
@@ -306,10 +322,10 @@ def test_the_text_of_a_model_that_reads_images_is_its_familys(kind):
     assert hf_config.to_hf(plain)["model_type"] == kind
 
 
-@pytest.mark.parametrize("named", ({"architectures": ["KimiLinearForCausalLM"]}, {"model_type": "kimi_linear"}))
+@pytest.mark.parametrize("named", ({"architectures": ["MiniMaxForCausalLM"]}, {"model_type": "minimax"}))
 def test_an_architecture_that_is_not_read_has_its_reason(named):
     with pytest.raises(
-        ModelError, match=r"(?i)kimi_?linear.*\(layers of linear attention: .* running state\); supported are Llama"
+        ModelError, match=r"(?i)minimax.*\(layers of linear attention: .* running state\); supported are Llama"
     ):
         hf_config.from_hf(named | SIZES)
     with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):

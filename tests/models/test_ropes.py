@@ -91,7 +91,7 @@ def test_yarn_as_model_cards_ask_for_it():
     ("change", "said"),
     (
         ({"factor": None}, "'yarn' needs a positive number for factor"),
-        ({"beta_fast": 1, "beta_slow": 1}, "'yarn' needs a beta_slow below its beta_fast"),
+        ({"beta_fast": 1, "beta_slow": 2}, "'yarn' needs a beta_slow of at most its beta_fast"),
         ({"original_max_position_embeddings": -3}, "a positive integer for original_max_position_embeddings"),
         ({"attention_factor": 0}, "attention_factor must be a positive number, not 0"),
         ({"truncate": 1}, "truncate must be true or false, not 1"),

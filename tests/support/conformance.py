@@ -58,6 +58,7 @@ from specjax.expand import (
 from specjax.models import EmbeddingConfig, LayerConfig, LlamaLM, MLPConfig, ModelConfig, llama_config
 from specjax.models.experts import ExpertsConfig
 from specjax.models.families import base
+from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer_inputs import LayerInputsConfig
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
@@ -160,6 +161,15 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line per drafter and expander."""
 
+
+def _latent() -> ModelConfig:
+    """Latent attention in every layer, in whose cache a token has one vector."""
+    mixer = LatentAttentionConfig(
+        num_attention_heads=8, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, q_lora_rank=24
+    )
+    return CONFIG.each(lambda i, layer: dataclasses.replace(layer, mixer=mixer))
+
+
 MODELS: dict[str, LlamaLM] = {
     "experts": LlamaLM(
         changed(
@@ -181,8 +191,9 @@ MODELS: dict[str, LlamaLM] = {
         )
     ),
     "shared": LlamaLM(_sharing()),
+    "latent": LlamaLM(_latent()),
 }
-"""GLM-4.5's kind, gpt-oss's, and that of the small Gemma 4."""
+"""GLM-4.5's kind, gpt-oss's, that of the small Gemma 4, and DeepSeek's."""
 
 AHEAD = 32
 """What their rings have besides a window: few slots, so that texts go round them."""
@@ -195,13 +206,16 @@ ON_MODELS: dict[str, Drafter] = {
     **{f"{name}@shared": DRAFTERS[name] for name in ("hydra-prefix", "gemma4_assistant", "swift")},
     "del@shared": DynamicExit((1, 3), length=2),
     "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0)))),
+    **{f"{name}@latent": DRAFTERS[name] for name in ("prompt_lookup", "token_recycling", "mtp", "swift")},
+    "draft@latent": ModelDrafter(MODELS["latent"], TopK(k=2, depth=2, nodes=5)),
 }
 """The same properties over other models, five drafters of different kinds each."""
 
 SLOW = (
     "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks", "eagle3-top_k@sinks",
     "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared", "draft@shared", "medusa@experts",
-    "gemma4_assistant@shared",
+    "gemma4_assistant@shared", "prompt_lookup@latent", "token_recycling@latent", "swift@latent", "draft@latent",
+    "mtp@latent",
 )  # fmt: skip
 """Lines over other models that are in the slow set. `guarantees/test_drafters.py` has every drafter, over a smaller target."""
 
@@ -521,5 +535,5 @@ def spoilt(cache, length, reach):
         position = jnp.arange(key.shape[2])[None] if held is None else held
         read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
         keys.append(jnp.where(read, key, 1e4))
-        values.append(jnp.where(read, value, 1e4))
+        values.append(None if value is None else jnp.where(read, value, 1e4))
     return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))

@@ -21,7 +21,27 @@ LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor":
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 512}
 ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}
 MORE: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        "topk_method": "group_limited_greedy",
+        "n_group": 8,
+        "topk_group": 3,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": None,
+        "rope_scaling": MSCALE,
+    },
+    "deepseek_v3": {
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 0,
+        "q_lora_rank": None,
+        "kv_lora_rank": 9,
+        "attention_bias": True,
+        "norm_topk_prob": False,
+        "rope_scaling": MSCALE,
+    },
+    "glm4_moe_lite": {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 5, "qk_nope_head_dim": 7, "rope_scaling": YARN},
     "phimoe": {
         "sliding_window": 9,
         "attention_bias": True,
@@ -231,6 +251,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "bailing_moe": {"num_experts": 16},
     "phimoe": {"num_local_experts": 8},
     "ernie4_5_moe": {"moe_num_experts": 8},
+    "deepseek_v2": {"num_experts_per_tok": 3, "num_key_value_heads": 8},
+    "deepseek_v3": {"num_key_value_heads": 8},
+    "kimi_linear": {"num_key_value_heads": 8},
+    "glm4_moe_lite": {"num_key_value_heads": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_key_value_heads": 8},

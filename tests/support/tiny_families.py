@@ -101,6 +101,19 @@ _DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 """Of families whose routers are DeepSeek-V3's."""
+YARN = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}  # fmt: skip
+LATENT = _DEEPSEEK | {
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4, "v_head_dim": 20, "attention_bias": True,
+}  # fmt: skip
+DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
+DEEPSEEK_V2 = LATENT | {
+    "norm_topk_prob": False, "topk_method": "group_limited_greedy",
+    "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.5},
+}  # fmt: skip
 GLM = _DEEPSEEK | {"use_qk_norm": True, "attention_bias": True}
 OLMO3 = {
     "num_key_value_heads": 2,
@@ -260,6 +273,24 @@ QWEN3_NEXT = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
 }
+KIMI_LINEAR = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", FULL, "linear_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 20,
+    "num_shared_experts": 2,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "pad_token_id": None,
+}
 SHARING = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -365,6 +396,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
+    "deepseek_v2": ("DeepseekV2", DEEPSEEK_V2),
+    "deepseek_v2_lite": (
+        "DeepseekV2",
+        LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False},
+    ),
+    "deepseek_v3": ("DeepseekV3", DEEPSEEK_V3),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "dots1": ("Dots1", DOTS1),
     "minimax_m2": ("MiniMaxM2", MINIMAX_M2),
     "mimo_v2_flash": ("MiMoV2Flash", MIMO_V2),
@@ -526,6 +564,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", QWEN3_NEXT | SHARING | {"mlp_only_layers": [1], "norm_topk_prob": False}),
     "qwen3_5_text": ("Qwen3_5Text", QWEN3_NEXT | {"tie_word_embeddings": True}),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", QWEN3_NEXT | SHARING),
+    "kimi_linear": ("KimiLinear", KIMI_LINEAR),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",
@@ -547,6 +586,9 @@ ALIKE = (
 _ODD: dict[str, tuple[Any, ...]] = {
     "head_dim": (12, 20, 28),
     "v_head_dim": (6, 16, 36),
+    "kv_lora_rank": (6, 9, 32),
+    "qk_nope_head_dim": (5, 8),
+    "q_lora_rank": (7, 24),
     "attention_value_scale": (0.3, 1.0),
     "num_key_value_heads": (1, 2, 4),
     "rms_norm_eps": (1e-6, 1e-2),
@@ -610,6 +652,8 @@ def odd(name: str, seed: int) -> dict[str, Any]:
     }
     if SLIDING in (usual.get("rope_parameters") or {}):  # a rope for each kind of layer
         drawn -= {"rope_parameters"}
+    if "kv_lora_rank" in usual:  # all heads share one vector; files say otherwise
+        drawn -= {"head_dim", "num_key_value_heads"}
     rng = random.Random(f"{name} {seed}")
     found = {field: rng.choice(values) for field, values in values_of.items() if field in drawn}
     if "qkv_bias" in found and "bias" in usual:  # transformers has one switch for both (InternLM3)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 
@@ -11,6 +12,21 @@ from specjax.draft.eagle import Eagle
 from specjax.draft.feature import layers_config
 from specjax.draft.mtp import several
 from specjax.lm import Wants
+
+
+def own_layers(target: Any, count: int = 1) -> Any:
+    """The `ModelConfig` of a module's layers: as other heads' layers, but with latent attention where the target's last layer
+    has it.
+
+    Raises:
+      ValueError: see `specjax.draft.feature.head_config`.
+    """
+    from specjax.models.latent import LatentAttentionConfig
+
+    plain, last = layers_config(target, "mtp", count), target.config.layers[-1].mixer
+    if not isinstance(last, LatentAttentionConfig):
+        return plain
+    return plain.each(lambda i, layer: dataclasses.replace(layer, mixer=last))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +111,7 @@ class MTP(Eagle):
         return Proposal(tree, draft)
 
     def bind(self, target):
-        own = self.config or layers_config(target, "mtp")
+        own = self.config or own_layers(target)
         return super(MTP, dataclasses.replace(self, config=own)).bind(target)
 
     def hidden(self, carry):

@@ -13,6 +13,7 @@ from flax import nnx
 
 from specjax.draft.feature import layers_config
 from specjax.draft.heads.layout import Layout, Reader, Sure, is_head, named
+from specjax.draft.mtp import own_layers
 from specjax.models import hf_config, weights
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
@@ -108,7 +109,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     experts = next((layer.feed for layer in of_target.layers if isinstance(layer.feed, ExpertsConfig)), None)
     if sparse and experts is None:
         raise ModelError(f"{reader.folder}: the MTP layer has experts, and {target.name!r} has none of that kind")
-    own = layers_config(target.lm, "mtp").every(NormConfig, kind=of_target.norm.kind)
+    own = own_layers(target.lm).every(NormConfig, kind=of_target.norm.kind)
     own = own.every(AttentionConfig, gated=of_target.near.gated)
     own = own if not sparse or experts is None else base.sparse(own, experts)
     final_norm = reader.chosen.get("final_norm", found.final_norm)
@@ -203,6 +204,6 @@ LAYOUT = Layout(
     read,
     said=_said,
     what="a layer of its target's class",
-    beside=("moe",),
+    beside=("deepseek", "moe"),
     keep=_own_tensors,
 )

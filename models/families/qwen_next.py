@@ -85,12 +85,11 @@ def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     delta = _delta_of(config)
-    if delta is None:
-        return {}
-    return {
+    sizes = {} if delta is None else {name: getattr(delta, ours) for name, ours in _SIZES.items()}
+    return sizes | {
         "layer_types": [LINEAR if config.keeps_state(i) else FULL for i in range(config.num_hidden_layers)],
         "attention_bias": config.near.qkv_bias, "partial_rotary_factor": config.rope.share,
-    } | {name: getattr(delta, ours) for name, ours in _SIZES.items()}  # fmt: skip
+    }  # fmt: skip
 
 
 def _write_moe(config: ModelConfig) -> dict[str, Any]:

@@ -324,7 +324,7 @@ def _attention(config: ModelConfig) -> str:
     ropes = [one.rope for one in config.attentions]
     still, share = ropes.count(None), config.rope.share
     if not ropes and config.slot_mixers:
-        return "[latent](#latent-attention)"
+        return "; ".join(("[latent](#latent-attention)", *_states(config)))
     said = {
         "beside the MLP": config.layers[0].parallel,
         "bias on q, k and v": own.qkv_bias and not own.o_bias,
@@ -336,7 +336,6 @@ def _attention(config: ModelConfig) -> str:
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
         "gates of heads": own.gated,
-        f"a delta net in {len(config.state_mixers)} of {config.num_hidden_layers} layers": config.state_mixers,
         "no positions": still == len(ropes) and config.embedding.positions is None,
         "learned positions": config.embedding.positions,
         f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),
@@ -348,7 +347,12 @@ def _attention(config: ModelConfig) -> str:
         "values of another width than keys": own.value_dim != own.head_dim,
         "values times a factor": own.value_scale != 1,
     }
-    return "; ".join(what for what, has in said.items() if has)
+    return "; ".join((*(what for what, has in said.items() if has), *_states(config)))
+
+
+def _states(config: ModelConfig) -> tuple[str, ...]:
+    count = len(config.state_mixers)
+    return (f"a delta net in {count} of {config.num_hidden_layers} layers",) if count else ()
 
 
 _ACTIVATIONS = {

@@ -41,7 +41,9 @@ def _types(get: Fields, said: dict[str, Any], layers: int) -> list[str]:
     if types is None and all(name in said for name in _LISTS.values()):
         kinds = {i: kind for kind, name in _LISTS.items() for i in said[name]}
         if sorted(kinds) != list(range(1, layers + 1)):
-            raise ModelError(f"config.json: kda_layers and full_attn_layers must name each of {layers} layers, from 1 on")
+            raise ModelError(
+                f"config.json: kda_layers and full_attn_layers must name each of {layers} layers, from 1 on"
+            )
         types = [kinds[i + 1] for i in range(layers)]
     types = [FULL if i and i % 4 == 0 else LINEAR for i in range(layers)] if types is None else types
     if FULL not in layer_kinds(types, layers, LINEAR):
@@ -127,6 +129,6 @@ KIMI_LINEAR = Family(
         "num_experts_per_tok": ("num_experts_per_token", "num_experts_per_tok"),
         "n_shared_experts": ("num_shared_experts", "n_shared_experts"),
     },
-    note="which layers are Kimi delta attention (`linear_attn_config`, `layer_types`) and have experts (`mlp_layer_types`), one "
-    "matrix of queries or two (`q_lora_rank`), groups of experts",
+    note="which layers are Kimi delta attention (`linear_attn_config`, `layer_types`) and have experts (`mlp_layer_types`), "
+    "one matrix of queries or two (`q_lora_rank`), groups of experts",
 )  # fmt: skip

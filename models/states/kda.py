@@ -30,8 +30,8 @@ class KimiDeltaConfig(DeltaRuleConfig):
 
 
 class KimiDelta(DeltaRule):
-    """Of a token x: `beta = sigmoid(strength(x))`, `g = -e^head_rate softplus(decay(decay_inner(x)) + shift)` with a rate for each
-    head; outputs are normed, and then multiplied by `sigmoid(output_gate(gate_inner(x)))`."""
+    """Of a token x: `beta = sigmoid(strength(x))`, `g = -e^head_rate softplus(decay(decay_inner(x)) + shift)`; outputs are
+    normed, and then multiplied by `sigmoid(output_gate(gate_inner(x)))`."""
 
     def __init__(self, config: KimiDeltaConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         if (config.served, config.key_head_dim) != (1, config.value_head_dim):

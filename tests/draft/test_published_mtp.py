@@ -40,7 +40,8 @@ LATENT = GLM | {
     "qk_rope_head_dim": 4, "v_head_dim": 5, "partial_rotary_factor": 1.0, "use_qk_norm": False,
 }  # fmt: skip
 LITE = {"mlp_layer_types": ["dense", "sparse"], "mtp_mlp_layer_types": ["sparse"]}
-OWN = {"glm": GLM, "hybrid": HYBRID, "deepseek-v3": LATENT, "glm-lite": LATENT | LITE}
+EXPERTS = {"glm": GLM, "deepseek-v3": LATENT, "glm-lite": LATENT | LITE}
+OWN = EXPERTS | {"hybrid": HYBRID}
 LAYOUTS = {
     "glm": ("Glm4Moe", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "deepseek-v3": ("DeepseekV3", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),

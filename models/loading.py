@@ -489,7 +489,7 @@ def _described(raw, file, own_mask):
     if diffusion is not None:
         unmask, cache = (_usual_policy(file.parent, name) for name in ("unmask", "cache"))
         diffusion = dataclasses.replace(diffusion, unmask=unmask, cache=cache)
-    odd = [width for _, width in sorted(config.head_sizes) if width % 2]
+    odd = sorted({one.head_dim for one in config.attentions if one.head_dim % 2})
     if odd:
         raise ModelError(f"{file}: head_dim must be even, got {odd[0]}")
     return LlamaLM(config), diffusion

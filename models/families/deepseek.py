@@ -15,6 +15,7 @@ from specjax.models.families.base import SILU, Family, Fields
 from specjax.models.families.glm import sparse, sparse_to_hf, tensor_name
 from specjax.models.fields import flag, is_size, positive, shown
 from specjax.models.latent import LatentAttentionConfig
+from specjax.models.mlp import MLPConfig
 from specjax.models.model_config import ModelConfig
 
 _WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -74,16 +75,14 @@ def _read_v2(get: Fields, plain: ModelConfig) -> ModelConfig:
         raise ModelError(f"config.json: topk_method must be {' or '.join(methods)}, not {shown(method)}")
     alone = method == "greedy"  # whatever the groups are
     counted = lambda name: 1 if alone and name in ("n_group", "topk_group") else get(name)
-    return sparse(counted, latent(get, plain), scoring="softmax", group_best=1)
+    own = sparse(counted, latent(get, plain), scoring="softmax", group_best=1)
+    return own.every(MLPConfig, bias=flag("mlp_bias", get("mlp_bias")))
 
 
 def _write_v2(config: ModelConfig) -> dict[str, Any]:
     groups = 1 if config.experts is None else config.experts.n_group
-    return (
-        sparse_to_hf(config)
-        | latent_to_hf(config)
-        | {"topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
-    )
+    method = "greedy" if groups == 1 else "group_limited_greedy"
+    return sparse_to_hf(config) | latent_to_hf(config) | {"topk_method": method, "mlp_bias": config.dense.bias}
 
 
 def read_lite(get: Fields, plain: ModelConfig) -> ModelConfig:
@@ -137,7 +136,7 @@ DEEPSEEK_V2 = Family(
         "norm_topk_prob": False,
     },
     _read_v2, _write_v2,
-    _FIXED | {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None), "mlp_bias": (False, None)},
+    _FIXED | {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None)},
     names=tensor_name, runs=heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
 )  # fmt: skip
 DEEPSEEK_V3 = Family(

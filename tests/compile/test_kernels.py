@@ -211,6 +211,27 @@ def test_heads_as_wide_as_gemmas_compile(topology, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("topology", TPUS)
+def test_values_that_are_keys_compile(topology):
+    """DeepSeek's 576 channels for all heads, in a cache that is read where it lies."""
+    skip_without_compiler(topology)
+    mesh = Mesh(np.array(devices(topology)[:1]), ("data",), axis_types=(AxisType.Auto,))
+    given = lambda shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(
+        shape, dtype, sharding=NamedSharding(mesh, PartitionSpec())
+    )
+
+    def layer(query, key, cache_key, length, visible):
+        options = {"visible": visible, "scale": 0.1, "implementation": "pallas"}
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return tree_attention(query, key, None, cache_key, None, length, **options)
+
+    arrays = given((8, 16, 16, 576)), given((8, 16, 1, 576)), given((8, 1, 8192, 576))
+    program = compiled(jax.jit(layer).lower(*arrays, given((8,), jnp.int32), given((8, 16, 16), bool)))
+    lines = program.as_text().splitlines()
+    assert any("custom-call" in line for line in lines)
+    assert not [line for line in lines if "8,1,8192,576" in line and (" copy(" in line or " transpose(" in line)]
+
+
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_what_a_kernel_cannot_serve_is_said(topology):
     wrong = {"v": ({"past": 300}, "may hold 256 keys, not 316"), "h": ({"model": "odd"}, "multiple of 16")}[topology[0]]

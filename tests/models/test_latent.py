@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.conformance import MODELS
 
 import specjax
 from specjax import models
-from specjax.models import LlamaLM, hf_config
+from specjax.lm import Block, Wants
+from specjax.models import LatentAttentionConfig, LlamaLM, hf_config
 from specjax.models.caches.ems import EMS
 from specjax.models.published_configs import CONFIGS
 from specjax.serve.engine import Engine
@@ -57,6 +59,21 @@ def test_caches_that_forget_are_for_other_attention():
         dataclasses.replace(lm, old=EMS(4, 4, budget=8), ahead=16)
 
 
+@pytest.mark.slow
+@pytest.mark.covers("deepseek_v3")
+def test_without_a_rope_positions_do_not_matter():
+    plain = MODELS["latent"].config
+    params = LlamaLM(plain).init(jax.random.key(0))
+    far, logits = jnp.asarray([[0, 9, 2, 40, 7]]), {}
+    for config in (plain, plain.every(LatentAttentionConfig, rope=None)):
+        for positions in (jnp.arange(5)[None], far):
+            block = Block(jnp.asarray([[3, 4, 5, 6, 7]]), positions, jnp.zeros((1,), jnp.int32))
+            found = LlamaLM(config)(params, block, None, wants=Wants(logits=True)).logits
+            logits.setdefault(config is plain, []).append(np.asarray(found))
+    np.testing.assert_array_equal(*logits[False])
+    assert np.abs(logits[True][0] - logits[True][1]).max() > 1e-3
+
+
 def texts(model, line):
     """Greedy texts of all prompts in one batch."""
     engine = Engine(model, drafter=line)
@@ -93,6 +110,8 @@ def test_texts_of_a_cache_of_eight_bits(references):
     assert texts(kept, "token_recycling") == texts(kept, "none")
 
 
+@pytest.mark.slow
+@pytest.mark.covers("deepseek_v3")
 def test_float8_blocks_are_read(references, tmp_path):
     """In the two-part matrix of keys and values, and where rows are turned, too."""
     folder = references("deepseek_v3").folder

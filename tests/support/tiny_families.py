@@ -111,7 +111,7 @@ LATENT = _DEEPSEEK | {
 }  # fmt: skip
 DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
 DEEPSEEK_V2 = LATENT | {
-    "norm_topk_prob": False, "topk_method": "group_limited_greedy",
+    "norm_topk_prob": None, "topk_method": "group_limited_greedy",
     "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.5},
 }  # fmt: skip
 GLM = _DEEPSEEK | {"use_qk_norm": True, "attention_bias": True}
@@ -399,7 +399,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", DEEPSEEK_V2),
     "deepseek_v2_lite": (
         "DeepseekV2",
-        LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False},
+        LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": None},
     ),
     "deepseek_v3": ("DeepseekV3", DEEPSEEK_V3),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
@@ -579,15 +579,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
 ALIKE = (
     "llama2", "llama_biases", "mistral", "qwen2", "granitemoe", "granite4", "olmo3", "seed_oss", "dots1", "ernie4_5", "gemma3",
-    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text",
+    "gemma4", "smollm3", "exaone4", "opt_350m", "glm4_moe", "minimax_m2", "deepseek_v2_lite", "glm4_moe_lite",
+    "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
 """Families of parts that others have too: their logits and folders are compared in the slow set."""
 
 _ODD: dict[str, tuple[Any, ...]] = {
     "head_dim": (12, 20, 28),
     "v_head_dim": (6, 16, 36),
-    "kv_lora_rank": (6, 9, 32),
-    "qk_nope_head_dim": (5, 8),
+    "kv_lora_rank": (6, 18, 32),
+    "qk_nope_head_dim": (6, 8),
     "q_lora_rank": (7, 24),
     "attention_value_scale": (0.3, 1.0),
     "num_key_value_heads": (1, 2, 4),

@@ -359,7 +359,6 @@ def _attention(config: ModelConfig) -> str:
         "sinks": own.sinks,
         f"{share:g} of a head is rotated": share < 1,
         "gates of heads": own.gated,
-        f"a delta net in {len(config.state_mixers)} of {config.num_hidden_layers} layers": config.state_mixers,
         "no positions": still == len(ropes) and config.embedding.positions is None,
         "learned positions": config.embedding.positions,
         f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),

@@ -52,6 +52,8 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return ("state_heads",) + (None,) * (ndim - 1)
     if kind == "sinks":
         return ("heads",)
+    if kind == "head_rate":
+        return (None, None, "state_heads", None)
     if kind in _OF_STATES:
         return (None,) * (ndim - 1) + ("state_heads",)
     return (None,) * ndim

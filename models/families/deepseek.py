@@ -47,9 +47,10 @@ def latent(get: Fields, plain: ModelConfig) -> ModelConfig:
 
 
 def latent_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The fields that `latent` reads, of a model whose first layer has it; otherwise none."""
-    mixer = config.layers[0].mixer
-    if not isinstance(mixer, LatentAttentionConfig):
+    """The fields that `latent` reads, of a model that has it; otherwise none."""
+    found = (layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentAttentionConfig))
+    mixer = next(found, None)
+    if mixer is None:
         return {}
     out = {name: getattr(mixer, name) for name in (*_WIDTHS, "q_lora_rank")} | {"attention_bias": mixer.bias}
     out |= {"head_dim": out.pop("qk_rope_head_dim"), "num_key_value_heads": mixer.num_attention_heads}
@@ -84,7 +85,7 @@ def _write_v2(config: ModelConfig) -> dict[str, Any]:
     return sparse_to_hf(config) | latent_to_hf(config) | {"topk_method": method, "mlp_bias": config.dense.bias}
 
 
-def _read_lite(get: Fields, plain: ModelConfig) -> ModelConfig:
+def read_lite(get: Fields, plain: ModelConfig) -> ModelConfig:
     types, layers = get("mlp_layer_types"), plain.num_hidden_layers
     first = types.count("dense") if isinstance(types, list) else get("first_k_dense_replace")
     if types is None:
@@ -97,7 +98,7 @@ def _read_lite(get: Fields, plain: ModelConfig) -> ModelConfig:
     return _read(lambda name: first if name == "first_k_dense_replace" else get(name), plain)
 
 
-def _write_lite(config: ModelConfig) -> dict[str, Any]:
+def write_lite(config: ModelConfig) -> dict[str, Any]:
     types = ["sparse" if one else "dense" for one in base.sparse_layers(config)]
     return _write(config) | {"mlp_layer_types": types}
 
@@ -112,7 +113,7 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return weights.hf_name(path)
 
 
-def _heads(config: ModelConfig, name: str) -> int:
+def heads(config: ModelConfig, name: str) -> int:
     return config.near.num_attention_heads
 
 
@@ -136,7 +137,7 @@ DEEPSEEK_V2 = Family(
     },
     _read_v2, _write_v2,
     _FIXED | {"scoring_func": ("softmax", None), "norm_topk_prob": (False, None)},
-    names=tensor_name, runs=_heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
+    names=tensor_name, runs=heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
 )  # fmt: skip
 DEEPSEEK_V3 = Family(
     "deepseek_v3", "DeepseekV3ForCausalLM",
@@ -147,7 +148,7 @@ DEEPSEEK_V3 = Family(
     },
     _read, _write, _FIXED | {"scoring_func": ("sigmoid", None), "topk_method": ("noaux_tc", None)},
     others=("kimi_k2", "kimi_k25", "Kimi_K25ForConditionalGeneration", "KimiK25ForConditionalGeneration"),
-    text=base.text_part, names=tensor_name, runs=_heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
+    text=base.text_part, names=tensor_name, runs=heads, interleaved=True, layout=hf_name, fields=_NAMES, note=_NOTE,
 )  # fmt: skip
 GLM_4_LITE = Family(
     "glm4_moe_lite", "Glm4MoeLiteForCausalLM",
@@ -156,7 +157,7 @@ GLM_4_LITE = Family(
         "v_head_dim": 256, "n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
         "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
     },
-    _read_lite, _write_lite, _FIXED | {"scoring_func": ("sigmoid", None), "topk_method": ("noaux_tc", None)},
-    names=tensor_name, runs=_heads, interleaved=True, layout=hf_name, fields=_NAMES,
+    read_lite, write_lite, _FIXED | {"scoring_func": ("sigmoid", None), "topk_method": ("noaux_tc", None)},
+    names=tensor_name, runs=heads, interleaved=True, layout=hf_name, fields=_NAMES,
     note=f"{_NOTE}, which layers have experts (`mlp_layer_types`)",
 )  # fmt: skip

@@ -13,6 +13,7 @@ from specjax.models.families.qwen import QWEN3_MOE as QWEN3_MOE
 from specjax.models.families.qwen_next import QWEN3_NEXT as QWEN3_NEXT
 from specjax.models.families.qwen_next import QWEN3_5 as QWEN3_5
 from specjax.models.families.qwen_next import QWEN3_5_MOE as QWEN3_5_MOE
+from specjax.models.families.kimi import KIMI_LINEAR as KIMI_LINEAR
 from specjax.models.families.mixtral import MIXTRAL as MIXTRAL
 from specjax.models.families.glm import GLM4_MOE as GLM4_MOE
 from specjax.models.families.glm import DOTS1 as DOTS1

@@ -1,9 +1,6 @@
 """Requested architectures that are not supported, and the reasons."""
 
-_STATE = "a rejected draft cannot be taken out of their running state"
-
 UNSUPPORTED = {
-    ("KimiLinearForCausalLM",): f"layers of linear attention: {_STATE}",
     ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
     "sparse attention (DSA): an index chooses the tokens that a query sees",
     ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",

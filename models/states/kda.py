@@ -31,8 +31,8 @@ class KimiDeltaConfig(DeltaRuleConfig):
 
 
 class KimiDelta(DeltaRule):
-    """Of a token x: `beta = sigmoid(strength(x))`, `g = -e^rate softplus(decay(decay_inner(x)) + shift)` with a rate for each
-    head; outputs are normed, and then multiplied by `sigmoid(output_gate(gate_inner(x)))`."""
+    """Of a token x: `beta = sigmoid(strength(x))`, `g = -e^head_rate softplus(decay(decay_inner(x)) + shift)`; outputs are
+    normed, and then multiplied by `sigmoid(output_gate(gate_inner(x)))`."""
 
     def __init__(self, config: KimiDeltaConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         if (config.served, config.key_head_dim) != (1, config.value_head_dim):
@@ -42,7 +42,7 @@ class KimiDelta(DeltaRule):
         linear = functools.partial(Linear, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.strength = linear(width, heads)
         self.decay_inner, self.decay = linear(width, size), linear(size, heads * size)
-        self.rate = nnx.Param(jnp.zeros((heads,), jnp.float32))
+        self.head_rate = nnx.Param(jnp.zeros((1, 1, heads, 1), jnp.float32))
         self.shift = nnx.Param(jnp.ones((heads * size,), jnp.float32))
         self.gate_inner, self.output_gate = linear(width, size), linear(size, heads * size)
         self.norm = NormConfig(config.eps, "wide").build(size, dtype)
@@ -50,8 +50,8 @@ class KimiDelta(DeltaRule):
     def rates(self, x: Array) -> tuple[Array, Array]:
         size = self.config.key_head_dim
         decay = by_heads(self.decay(self.decay_inner(x)), size).astype(jnp.float32)
-        rate, shift = self.rate[...][None, None, :, None], self.shift[...].reshape(1, 1, -1, size)
-        decay = -jnp.exp(rate) * nnx.softplus(decay + shift)
+        shift = self.shift[...].reshape(1, 1, -1, size)
+        decay = -jnp.exp(self.head_rate[...]) * nnx.softplus(decay + shift)
         return nnx.sigmoid(self.strength(x).astype(jnp.float32))[..., None], decay[:, :, :, None]
 
     def gated(self, out: Array, x: Array) -> Array:

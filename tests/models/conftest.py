@@ -97,6 +97,16 @@ def build(name: str, folder: Path, **drawn: Any) -> Reference:
             elif parameter_name.endswith("modality_router.weight"):  # whose inputs are divided by their width
                 parameter.mul_(parameter.shape[1])
     model.save_pretrained(folder)
+    if kind == "KimiLinear":  # published files name MLPs of layers without experts as others do
+        import safetensors.numpy
+
+        arrays, inner = safetensors.numpy.load_file(folder / "model.safetensors"), ("gate_proj", "up_proj", "down_proj")
+        dense = {f".block_sparse_moe.{name}": f".mlp.{name}" for name in inner}
+        for name in list(arrays):
+            found = next((old for old in dense if old in name), None)
+            if found is not None:
+                arrays[name.replace(found, dense[found])] = arrays.pop(name)
+        safetensors.numpy.save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     if not hasattr(transformers, named):  # a Llama there; published files have a name of their own
         said = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(said | {"architectures": [named]}))

@@ -193,7 +193,7 @@ def of_kimi(own, kind):
         "decay": "forget_gate.f_b_proj", "gate_inner": "g_a_proj", "output_gate": "g_b_proj", "output": "o_proj",
     }  # fmt: skip
     named = {ours: own[f"{theirs}.weight"] for ours, theirs in names.items()}
-    return named, {"rate": own["forget_gate.A_log"].reshape(-1), "shift": own["forget_gate.dt_bias"]}
+    return named, {"head_rate": own["forget_gate.A_log"], "shift": own["forget_gate.dt_bias"]}
 
 
 LAYERS = {

@@ -110,6 +110,15 @@ def test_layers_that_draft_are_left_to_drafters(references, tmp_path):
             models.load(copy)
 
 
+def test_a_layer_of_kimi_linear_without_experts_has_either_name(references, tmp_path):
+    """transformers writes its MLP as if it were experts."""
+    folder = references("kimi_linear").folder
+    named = lambda own: {name.replace(".0.mlp.", ".0.block_sparse_moe."): x for name, x in own.items()}
+    copy = spoilt(folder, tmp_path / "copy", lambda own: (changed := named(own), own.clear(), own.update(changed)))
+    assert any(".0.block_sparse_moe.up_proj" in name for name in tensors.read_folder(copy))
+    assert same(models.load(copy, dtype="float32").params, models.load(folder, dtype="float32").params)
+
+
 def test_xielu_by_hand():
     act = mlp.XIELU(np.float32)
     act.alpha_p[...], act.alpha_n[...] = np.float32([0.3]), np.float32([-0.2])

@@ -273,6 +273,7 @@ OWN = {
     "granitemoehybrid": {"attention_multiplier", "logits_scaling", "layer_types"}, "nemotron_h": {"layer_types"},
     "gpt_neox": {"use_parallel_residual"}, "stablelm": {"use_parallel_residual"}, "minimax": {"layer_types"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
+    "kimi_linear": {"layer_types", "kv_lora_rank"},
     "qwen3_next": {"attn_output_gate", "layer_types", "decoder_sparse_step", "mlp_only_layers"},
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"attn_output_gate", "layer_types"}),
 }  # fmt: skip
@@ -350,10 +351,10 @@ def test_the_text_of_a_model_that_reads_images_is_its_familys(kind):
     assert hf_config.to_hf(plain)["model_type"] == kind
 
 
-@pytest.mark.parametrize("named", ({"architectures": ["KimiLinearForCausalLM"]}, {"model_type": "kimi_linear"}))
+@pytest.mark.parametrize("named", ({"architectures": ["MiniMaxForCausalLM"]}, {"model_type": "minimax"}))
 def test_an_architecture_that_is_not_read_has_its_reason(named):
     with pytest.raises(
-        ModelError, match=r"(?i)kimi_?linear.*\(layers of linear attention: .* running state\); supported are Llama"
+        ModelError, match=r"(?i)minimax.*\(layers of linear attention: .* running state\); supported are Llama"
     ):
         hf_config.from_hf(named | SIZES)
     with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):

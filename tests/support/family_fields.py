@@ -23,6 +23,30 @@ GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_posi
 ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
 MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}
 MORE: dict[str, dict[str, Any]] = {
+    "kimi_linear": {
+        "linear_attn_config": {
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 3,
+            "kda_layers": [1, 2, 3, 5, 6, 7],
+            "full_attn_layers": [4, 8],
+        },
+        "first_k_dense_replace": 2,
+        "num_expert_group": 4,
+        "topk_group": 2,
+        "moe_renormalize": False,
+        "q_lora_rank": 24,
+    },
+    "qwen3_next": {
+        "full_attention_interval": 2,
+        "linear_num_value_heads": 16,
+        "linear_conv_kernel_dim": 3,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "rope_scaling": YARN,
+    },
+    "qwen3_5_text": {"layer_types": ["full_attention"] * 8, "partial_rotary_factor": 0.5},
     "deepseek_v2": {
         "topk_method": "group_limited_greedy",
         "n_group": 8,
@@ -361,6 +385,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_experts": 8},
     "deepseek_v2": {"num_experts_per_tok": 3, "num_key_value_heads": 8},
     "deepseek_v3": {"num_key_value_heads": 8},
+    "kimi_linear": {"num_key_value_heads": 8},
     "glm4_moe_lite": {"num_key_value_heads": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},

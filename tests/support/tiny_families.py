@@ -359,6 +359,24 @@ QWEN3_NEXT = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
 }
+KIMI_LINEAR = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", FULL, "linear_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 20,
+    "num_shared_experts": 2,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "pad_token_id": None,
+}
 SHARING = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -643,6 +661,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", QWEN3_NEXT | SHARING | {"mlp_only_layers": [1], "norm_topk_prob": False}),
     "qwen3_5_text": ("Qwen3_5Text", QWEN3_NEXT | {"tie_word_embeddings": True}),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", QWEN3_NEXT | SHARING),
+    "kimi_linear": ("KimiLinear", KIMI_LINEAR),
     "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3Text",

@@ -83,7 +83,8 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
     rows, context = setup.state.tokens.shape
     need, have = (held.arguments + spare) / 1e9, chip.hbm_bytes / 1e9
     room = chip.hbm_bytes - spare - held.weights
-    share = (held.cache + held.state) / (rows * context)  # bytes per slot
+    per_row = (held.cache + held.state) / rows
+    per_slot = (held.cache - held.states + held.state) / context  # of all rows
     ways = []
     for name in (f"{chip.name}:{shape}" for shape in chip.slices):
         if chips_of(name) <= chips_of(topology):
@@ -94,9 +95,9 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
                 ways.append(f"--topology {name} --mesh {mesh}")
                 break
     data = setup.state.tokens.sharding.mesh.shape["data"]
-    fewer = int(room / (share * context)) // data * data
+    fewer = int(room / per_row) // data * data
     ways += [f"--batch {fewer}"] if fewer >= 1 else []
-    shorter = int(room / (share * rows)) // 128 * 128
+    shorter = int((room - held.states) / per_slot) // 128 * 128
     ways += [f"--context {shorter}"] if shorter >= 128 else []
     text = f"it needs {need:.1f} GB per chip and {topology} has {have:.1f}"
     return f"{text}; this fits: {', or '.join(ways)}" if ways else f"{text}; no slice of {chip.name} takes it"

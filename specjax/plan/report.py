@@ -40,6 +40,7 @@ def record(
     if cost is not None:
         memory |= {"padding": round(cost.padding), "temporaries": round(cost.temporaries)}
     memory |= {"total": sum(memory.values()), "limit": chip.hbm_bytes}
+    memory |= {"states": held.states} if held.states else {}  # a part of the cache
     own = {
         **asked,
         "nodes": nodes_of(setup.decoder),
@@ -171,8 +172,11 @@ def _touched(r: dict[str, Any]) -> str:
 
 def _single(r: dict[str, Any]) -> list[str]:
     mesh = ",".join(f"{axis}={size}" for axis, size in r["mesh"].items())
-    memory = {name: size for name, size in r["bytes_per_chip"].items() if name not in ("total", "limit")}
-    parts = ", ".join(f"{name} {size / GB:.3f}" for name, size in memory.items())
+    memory = {name: size for name, size in r["bytes_per_chip"].items() if name not in ("total", "limit", "states")}
+    said = {name: f"{name} {size / GB:.3f}" for name, size in memory.items()}
+    if states := r["bytes_per_chip"].get("states"):
+        said["cache"] += f" (of which running states {states / GB:.3f})"
+    parts = ", ".join(said.values())
     lines = [
         f"{r['model']} {r['dtype']}{_kinds(r)} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
         f"step       {r['decoding']}, {r['nodes']} nodes, batch {r['batch']}, context {r['context']}",

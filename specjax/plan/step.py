@@ -52,13 +52,15 @@ class Setup:
 class Sizes:
     """Bytes per chip, and the least bytes that a step reads.
 
-    Running states (`specjax.models.mixers`) are read and written. Of experts, it reads those that its nodes touch (see
-    `Chosen.read`). A table of embeddings that is not a head counts as nothing, since a step reads only a few of its rows."""
+    `states` is the part of `cache` that holds running states (`specjax.models.mixers`), which a step reads and writes. Of
+    experts, it reads those that its nodes touch (see `Chosen.read`). A table of embeddings that is not a head counts as
+    nothing, since a step reads only a few of its rows."""
 
     weights: int
     cache: int
     state: int
     ideal: int
+    states: int = 0
 
     @property
     def arguments(self) -> int:
@@ -132,14 +134,12 @@ def sizes(setup: Setup) -> Sizes:
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
-    own, running = (
-        setup.experts,
-        getattr(setup.decoder.target, "states", None),
-    )  # a model of canvases has no such states
+    own = setup.experts
+    running = getattr(setup.decoder.target, "states", None)  # a model of canvases has no such states
     states = 0 if running is None else chip_bytes(running(setup.state.cache))
     idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
     ideal = weights - idle + (cache - states) * setup.live // context + 2 * states
-    return Sizes(weights, cache, chip_bytes(setup.state) - cache, ideal)
+    return Sizes(weights, cache, chip_bytes(setup.state) - cache, ideal, states)
 
 
 def step_of(setup: Setup, sampled: bool = False) -> Any:

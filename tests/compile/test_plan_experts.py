@@ -1,5 +1,6 @@
-"""What a plan says of experts: how many a step touches, and their bytes. Nothing is compiled."""
+"""What a plan says of experts: how many a step touches, and their bytes. In all tests but one nothing is compiled."""
 
+import dataclasses
 import itertools
 import json
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.planned import skip_without_compiler
 
 from specjax import models
 from specjax.decode import Diffusion, Plain, Speculate
@@ -92,6 +94,29 @@ def test_without_experts_nothing_is_said():
     record = report.record({}, CHIP, mesh, setup, held, None, 1.0, (), None)
     assert setup.experts is None and "experts" not in record and "head" not in setup.params["target"]
     assert held.ideal == held.weights + held.cache * setup.live // 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "inner", "whole"), (("v5e:2x2", 2048, False), ("v5e:2x2", 1408, True), ("h100:4", 1408, True))
+)
+def test_traffic_and_ideal_count_the_same_experts(topology, inner, whole, tmp_path):
+    """Of a compiled step: more nodes add as many bytes to one as to the other, whether a mesh splits experts or not. The
+    matrices are too large for a TPU's compiler to keep all of them on the chip, which it would read whole."""
+    skip_without_compiler(topology)
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 2048, "num_experts": 256, "moe_intermediate_size": inner, "num_key_value_heads": 4}
+    file.write_text(json.dumps(CONFIG | sizes | {"head_dim": 128, "num_hidden_layers": 2}))
+    mesh = make_mesh("model=4", aot.devices(topology))
+    model = models.abstract("any", "bfloat16", mesh, config=file)
+    setup = step.prepare(model, Plain(), mesh, 4, 256)
+    kernel = setup.params["target"]["layers"][0]["mlp"]["experts"]["up"]["kernel"]
+    assert (kernel.sharding.shard_shape(kernel.shape)[0] == 64) == whole
+    with jax.default_matmul_precision("default"):  # as users compile it
+        text = step.compiled(setup)[0].as_text()
+    few, many = (dataclasses.replace(setup.experts, nodes=nodes) for nodes in (1, 8))
+    moved = [hlo.traffic(text, grouped(own, lambda op, operands: None)).bytes for own in (few, many)]
+    assert moved[1] - moved[0] == pytest.approx(many.read(8) - few.read(1), rel=1e-4)
 
 
 HLO = """

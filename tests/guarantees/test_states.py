@@ -13,28 +13,39 @@ from flax import nnx
 from support.conformance import texts
 from support.hybrids import MIXERS, MODELS, Reread
 from support.small_target import (
+    CAPACITY,
+    HEATS,
+    NAMES,
+    NEW,
     PROMPTS,
     begin,
     eos_of,
     first_lines,
+    free_texts,
     line_of,
     params_of,
     plain,
     said_by,
+    scores_of,
     target_of,
     weights,
     with_layers,
 )
 from support.two_models import LETTERS, Letters
+from support.verifiers import expander_for, verifier_of
 
 import specjax
 from specjax import decoder as decoding
+from specjax.assembly.registry import VERIFIERS
 from specjax.diffusion import diffusion
-from specjax.draft import DiffuSpec
+from specjax.draft import DiffuSpec, ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
-from specjax.models import Model
+from specjax.models import LlamaLM, Model
+from specjax.models.contrastive import Contrastive
+from specjax.models.dola import Dola
 from specjax.models.mixers import committed
+from specjax.sampling import row_keys
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
 from specjax.search.stepwise import Asked
 from specjax.search.writer import Writer
@@ -61,11 +72,18 @@ def finished(kind, name, mesh=None, **options):
     """A batch of three rows, decoded by a drafter over a kind of mixer, and the target."""
     target = target_of(name, MODELS[kind])
     drafter = line_of(name, target)
-    decoder = dataclasses.replace(specjax.speculative(target, drafter, mesh=mesh), whole=True)
     model = params_of(drafter, target, said_by(target))
+    return decoded(target, drafter, model, mesh=mesh, eos=eos_of(target), **options), target
+
+
+def decoded(target, drafter, model, verifier=None, mesh=None, **options):
+    """The last state of three rows."""
+    decoder = dataclasses.replace(specjax.speculative(target, drafter, verifier, mesh=mesh), whole=True)
+    own = decoder.verifier.init_params(jax.random.key(9), model["target"])
+    model = model if own is None else model | {"verify": own}
     if mesh is not None:
         model = jax.device_put(model, decoder.param_shardings(model))
-    return decoding.run(decoder, model, begin(decoder, model, eos=eos_of(target), **options)), target
+    return decoding.run(decoder, model, begin(decoder, model, **options))
 
 
 def ended(state):
@@ -80,6 +98,88 @@ def test_a_drafter_writes_plain_decodings_text(kind, name):
     state, target = finished(kind, name)
     assert ended(state) == plain(target)
     assert name == "none" or np.sum(state.stats.accepted, axis=0)[1:].sum(), "nothing is drafted right"
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs(VERIFIERS, "typical"))
+def test_a_verifier_leaves_the_states_of_what_it_wrote(kind, name):
+    """One pass over each row's text makes the same states, whatever was rejected. A greedy row is plain decoding's, if the
+    verifier keeps that, and all rows if it declares the same text."""
+    target, verifier = MODELS[kind], verifier_of(name)
+    drafter = ModelDrafter(with_layers(target, 1), expander_for(verifier))
+    model, rng = params_of(drafter, target, ()), np.random.default_rng(0)
+    blurred = jax.tree.map(lambda x: x + np.float32(0.3 * x.std()) * rng.normal(size=x.shape), model["draft"])
+    model["draft"] = jax.tree.map(lambda x: x.astype(jnp.float32), blurred)
+    state = decoded(target, drafter, model, verifier)
+    accepted = np.sum(state.stats.accepted, axis=0)
+    assert accepted[1:].sum() and accepted[:-1].sum(), "nothing is accepted, or nothing rejected"
+    same = len(PROMPTS) if VERIFIERS[name].guarantee == "same text" else int(verifier.keeps_greedy)
+    assert texts(state)[:same] == [list(text) for text in free_texts(target)[:same]]
+    read = state.length - 1
+    at = jnp.broadcast_to(jnp.arange(state.tokens.shape[1])[None], state.tokens.shape)
+    block = Block(state.tokens, at, jnp.zeros_like(read))
+    cache = target.init_cache(*state.tokens.shape)
+    delta = target(model["target"], block, cache, wants=Wants()).delta
+    wanted = target.states(target.commit(cache, delta, None, jnp.zeros_like(read), read))
+    for own, other in zip(*map(jax.tree.leaves, (target.states(state.cache), wanted)), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-4 * float(np.abs(other).max()))
+
+
+WARPED = specjax.Sampling(
+    temperature=1.0, top_k=12, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, dry_multiplier=1.0,
+    dry_sequence_breakers=[4], mirostat=2,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_sampled_texts_of_a_seed(kind):
+    """Filters and penalties of a tree's nodes are those of plain decoding that reads each text anew."""
+    prompts = [list(prompt) for prompt in PROMPTS]
+    said = lambda anew, how: [
+        own.tokens
+        for own in specjax.generate(
+            models(kind, 2, anew), prompts, decode=how, max_new_tokens=16, seed=3, progress=False, sampling=WARPED
+        )
+    ]
+    assert said(False, "speculate:drafter=token_recycling") == said(True, "plain")
+
+
+STEERED = {
+    "dola": lambda lm: (Dola(lm, (-1, 0), 0.2), weights(lm)),
+    "contrastive": lambda lm: (
+        Contrastive(lm, with_layers(lm, 1), 0.3, 0.8),
+        {"lm": weights(lm), "amateur": weights(lm) | {"layers": {0: weights(lm)["layers"][0]}}},
+    ),
+}
+"""By steer, the target that it makes of a model, and its parameters."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+@pytest.mark.parametrize("steer", STEERED)
+def test_a_steered_text_is_that_of_a_whole_pass(kind, steer):
+    """Every token is the best of its scores and its place's noise, in one pass over the whole text."""
+    (target, params), drafter = STEERED[steer](MODELS[kind]), line_of("token_recycling")
+    state = decoded(target, drafter, {"target": params, "draft": None})
+    assert np.sum(state.stats.accepted, axis=0)[1:].sum(), "nothing is drafted right"
+    scores = np.asarray(scores_of(target, params, state.tokens, row_keys(0, NAMES), jnp.asarray(HEATS)))
+    for row, (prompt, text) in enumerate(zip(PROMPTS, texts(state), strict=True)):
+        assert text == scores[row, len(prompt) - 1 : len(prompt) - 1 + NEW].argmax(axis=-1).tolist()
+    assert texts(state) != [list(text) for text in free_texts(MODELS[kind])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_rings_beside_states(kind):
+    """A layer with a window of three under one with states, in a ring that texts go round."""
+    config, window = MODELS[kind].config, lambda layer: dataclasses.replace(layer.mixer, window=3)
+    first, last = config.layers
+    target = LlamaLM(dataclasses.replace(config, layers=(first, dataclasses.replace(last, mixer=window(last)))))
+    drafter = line_of("token_recycling")
+    ring = dataclasses.replace(target, ahead=8)
+    assert ring.init_cache(1, CAPACITY).key[-1].shape != target.init_cache(1, CAPACITY).key[-1].shape
+    state = decoded(ring, drafter, params_of(drafter, target, said_by(target)), eos=eos_of(target))
+    assert ended(state) == plain(target)
 
 
 @pytest.mark.slow

@@ -10,20 +10,16 @@ import numpy as np
 import pytest
 from support.chains import ALPHA, MODEL, NEW, OPTIONS, PARAMS, PROMPT, ROWS, TARGET, V, exact, start
 from support.guarantees import held
+from support.verifiers import expander_for, verifier_of
 
 import specjax
-from specjax.assembly import line
-from specjax.assembly.companions import Stored
-from specjax.assembly.registry import EXPANDERS, VERIFIERS, tree_of
+from specjax.assembly.registry import VERIFIERS
 from specjax.draft import NoDrafter
 from specjax.prompts import Prompts
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
 from specjax.sampling import SamplingArrays
 from specjax.verify import Coupled
-
-FIELDS = {"fly": {"window": 1}, "lantern": {"neighbours": 1}, "reflective": {"prompt": (1, 2, 3)}}
-"""What fits a vocabulary of four tokens and short trees, where a verifier's defaults do not."""
 
 FEWER = {"optimal": 6_000}
 """Texts of a rule whose steps run for long; its own slow test counts all."""
@@ -33,24 +29,6 @@ GREEDY, FREE, COPIES = slice(0, OWN), slice(OWN, 2 * OWN), slice(2 * OWN, 4 * OW
 """Greedy rows and sampled ones with prompts of their own, and all of them once more, in other slots beside other rows. The rows
 that follow differ in their keys alone, and are counted."""
 COUNTED = slice(4 * OWN, None)
-
-
-def verifier_of(name):
-    """A registered verifier with its defaults; one that something is loaded for has parameters of chance."""
-    made, fields = VERIFIERS[name].make(), FIELDS.get(name, {})
-    made = made.kind(**made.fields) if isinstance(made, Stored) else made
-    return dataclasses.replace(made, **fields)
-
-
-def drafter_for(verifier):
-    """A draft model with the verifier's own tree: two levels, of two children and of one or two; or one that is deeper."""
-    asked = line.read_line(tree_of(verifier).format(depth=2) or "static:tree=2 | 1 1 | 1")
-    fields = asked.fields
-    if "tree" in EXPANDERS[asked.name].fields:
-        fields = {"tree": fields.get("tree", "2 | 1 2")}
-    if "length" in fields:
-        fields = {"length": int(fields["length"])}
-    return dataclasses.replace(MODEL, expander=EXPANDERS[asked.name].make(**fields))
 
 
 def texts_of(drafter, verifier=None, count=ROWS):
@@ -118,7 +96,8 @@ def test_what_fewer_texts_tell():
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_keeps_its_guarantee(name):
     verifier = verifier_of(name)
-    text, accepted = texts_of(drafter_for(verifier), verifier, FEWER.get(name, ROWS))
+    drafter = dataclasses.replace(MODEL, expander=expander_for(verifier))
+    text, accepted = texts_of(drafter, verifier, FEWER.get(name, ROWS))
     assert accepted[1:].sum() and accepted[:-1].sum(), (
         "nothing was drafted that is accepted, or nothing that is rejected"
     )

@@ -123,7 +123,7 @@ def params_of(drafter: Drafter, lm: LlamaLM, said):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scores(lm, params, tokens, keys, heats):
+def scores_of(lm, params, tokens, keys, heats):
     """Scores `[B, T, V]` of what follows every position, by one pass over whole texts."""
     at = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
     block = Block(tokens, at, jnp.zeros(len(tokens), jnp.int32))
@@ -141,7 +141,7 @@ def free_texts(lm: LlamaLM) -> tuple[tuple[int, ...], ...]:
         row[: len(prompt)] = prompt
     keys, heats = row_keys(0, NAMES), jnp.asarray(HEATS)
     for step in range(NEW):
-        scores = np.asarray(_scores(lm, weights(lm), jnp.asarray(tokens), keys, heats))
+        scores = np.asarray(scores_of(lm, weights(lm), jnp.asarray(tokens), keys, heats))
         for row, prompt in enumerate(PROMPTS):
             tokens[row, len(prompt) + step] = scores[row, len(prompt) + step - 1].argmax()
     return tuple(tuple(row[len(p) : len(p) + NEW].tolist()) for row, p in zip(tokens, PROMPTS, strict=True))

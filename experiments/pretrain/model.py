@@ -1,4 +1,4 @@
-"""The models as torch modules: Qwen3's layers, names and folders."""
+"""The models as torch modules: Qwen3's layers, names and folders, or LFM2's where layers are short convolutions."""
 
 import json
 import pathlib
@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specjax.models import ModelConfig
+from specjax.models import MixerConfig, ModelConfig
 from specjax.models.hf_config import to_hf
 from specjax.models.masked import Masked
 from specjax.models.masked import to_hf as masked_to_hf
+from specjax.models.states.short_conv import ShortConvConfig
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -63,6 +64,22 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
+class Convolution(nn.Module):
+    """LFM2's gated short convolution, as a sum of shifted rows."""
+
+    def __init__(self, size: int, width: int):
+        super().__init__()
+        self.in_proj, self.out_proj = nn.Linear(size, 3 * size, bias=False), nn.Linear(size, size, bias=False)
+        self.conv = nn.Conv1d(size, size, width, groups=size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second, third = self.in_proj(x).chunk(3, -1)
+        taps = self.conv.weight[:, 0].T
+        inputs = F.pad(first * third, (0, 0, len(taps) - 1, 0))
+        mixed = sum(tap * inputs[:, at : at + x.shape[1]] for at, tap in enumerate(taps))
+        return self.out_proj(second * mixed)
+
+
 class Mlp(nn.Module):
     def __init__(self, shape: ModelConfig):
         super().__init__()
@@ -75,10 +92,12 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: ModelConfig, causal: bool):
+    def __init__(self, shape: ModelConfig, causal: bool, mixer: MixerConfig | None):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = Norm(shape.hidden_size), Norm(shape.hidden_size)
-        self.self_attn, self.mlp = Attention(shape, causal), Mlp(shape)
+        short = isinstance(mixer, ShortConvConfig)
+        self.self_attn = Convolution(shape.hidden_size, mixer.kernel_size) if short else Attention(shape, causal)
+        self.mlp = Mlp(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -92,7 +111,7 @@ class Model(nn.Module):
         super().__init__()
         self.shape, self.causal = shape, causal
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape, causal) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(shape, causal, layer.mixer) for layer in shape.layers)
         self.norm = Norm(shape.hidden_size)
         frequencies = shape.rope.theta ** -(torch.arange(0, shape.near.head_dim, 2) / shape.near.head_dim)
         angles = torch.arange(shape.max_position_embeddings)[:, None, None] * frequencies
@@ -116,8 +135,31 @@ class Model(nn.Module):
             for part in layer.modules():
                 if isinstance(part, nn.Linear):
                     nn.init.normal_(part.weight, std=part.in_features**-0.5)
-            layer.self_attn.o_proj.weight /= depth
+            mixer = layer.self_attn
+            writer = mixer.out_proj if isinstance(mixer, Convolution) else mixer.o_proj
+            writer.weight /= depth
             layer.mlp.down_proj.weight /= depth
+
+
+_LFM2 = {
+    ".input_layernorm.": ".operator_norm.", ".post_attention_layernorm.": ".ffn_norm.", ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.", ".mlp.down_proj.": ".feed_forward.w2.", ".o_proj.": ".out_proj.",
+    ".q_norm.": ".q_layernorm.", ".k_norm.": ".k_layernorm.", "model.norm.": "model.embedding_norm.",
+}  # fmt: skip
+"""LFM2's names of modules, by those here."""
+
+
+def _names(model: Model) -> dict[str, str]:
+    """The names of tensors in a folder, by those here."""
+    named = {name: f"model.{name}" for name in model.state_dict()}
+    if not model.shape.state_mixers:
+        return named
+    for i, layer in enumerate(model.layers):
+        if isinstance(layer.self_attn, Convolution):
+            named = {ours: name.replace(f"layers.{i}.self_attn.", f"layers.{i}.conv.") for ours, name in named.items()}
+    for ours, theirs in _LFM2.items():
+        named = {own: name.replace(ours, theirs) for own, name in named.items()}
+    return named
 
 
 def save(model: Model, folder: pathlib.Path, special: dict[str, int], mask_id: int) -> None:
@@ -126,11 +168,12 @@ def save(model: Model, folder: pathlib.Path, special: dict[str, int], mask_id: i
     plain = to_hf(model.shape) if model.causal else masked_to_hf(model.shape, Masked(mask_id, shift=False, block=0))
     config = plain | {"bos_token_id": None, **special, "torch_dtype": "float16"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {f"model.{name}": tensor.half().contiguous() for name, tensor in model.state_dict().items()}
+    tensors, names = model.state_dict(), _names(model)
+    tensors = {names[name]: tensor.half().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def load(model: Model, folder: pathlib.Path) -> None:
     """The weights of a folder that `save` wrote."""
     tensors = load_file(str(folder / "model.safetensors"))
-    model.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()})
+    model.load_state_dict({ours: tensors[name].float() for ours, name in _names(model).items()})

@@ -2,13 +2,14 @@
 
 python -m experiments.pretrain.train target --work FOLDER
 
-and so on, a section of the recipe a run: `target`, `stretch` and `polish`, then `draft` and `diffusion`.
+and so on, a section of the recipe a run: `target`, `stretch` and `polish`, then `draft` and `diffusion`; or `hybrid`.
 
 `torchrun --nproc-per-node 2 -m experiments.pretrain.train ...` shares the batches of every update among processes of one thread
 each, which on a few cores is faster than one process of several threads; the updates are the same, up to the order of sums.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -28,6 +29,7 @@ from experiments.pretrain.model import Model, load, save
 from experiments.pretrain.muon import Optimizer
 from experiments.pretrain.objectives import Diffusion, Draft, Probe, Target
 from specjax.models import AttentionConfig, ModelConfig, llama_config
+from specjax.models.states.short_conv import ShortConvConfig
 from specjax.tasks import FAMILIES
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -42,8 +44,11 @@ def rate_at(recipe: dict, step: int, spent: float) -> float:
 
 
 def shape_of(recipe: dict, vocab_size: int) -> ModelConfig:
-    plain = llama_config(vocab_size=vocab_size, tie_word_embeddings=True, **recipe["model"])
-    return plain.every(AttentionConfig, qk_norm=plain.norm)
+    sizes = {name: value for name, value in recipe["model"].items() if name != "convolutions"}
+    plain = llama_config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes)
+    own, convolutions = plain.every(AttentionConfig, qk_norm=plain.norm), recipe["model"].get("convolutions", ())
+    short = lambda layer: dataclasses.replace(layer, mixer=ShortConvConfig())
+    return own.each(lambda i, layer: short(layer) if i in convolutions else layer)
 
 
 def folder_of(

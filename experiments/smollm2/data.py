@@ -3,7 +3,8 @@
 python -m experiments.smollm2.data FOLDER --apart QUESTIONS.jsonl ...
 
 The model is started at the user's turn of its chat template and writes a question (Magpie, arXiv:2406.08464). Usable questions
-are kept and answered: half of them greedily, half at temperature 1. In a second round the model writes second turns, and is
+are kept and answered: half of them greedily, half at temperature 1. Those of 6,000 turns are in `questions.jsonl.gz`, which
+took 45 minutes of two cores beside other work; `--turns` writes others. In a second round the model writes second turns, and is
 asked to summarise and rewrite what it wrote in the first. `specjax train --data` reads `answers-1.jsonl` and `answers-2.jsonl`.
 
 After a kill the same command goes on: each step is a job of `specjax generate`, or a file that is written as a whole. Questions
@@ -11,6 +12,7 @@ that share ten words in a row with a file of `--apart` (the questions that heads
 """
 
 import argparse
+import gzip
 import json
 import re
 import subprocess
@@ -25,6 +27,8 @@ import numpy as np
 import specjax
 
 MODEL = "smollm2"
+QUESTIONS = Path(__file__).with_name("questions.jsonl.gz")
+"""The kept ones of 6,000 turns: a JSON object with a `text` in every line."""
 LONGEST_TURN, LONGEST_ANSWER = 96, 256
 WORDS, LETTERS = (4, 64), 1200
 """Of a question: the least and the most words; and the most characters of a text that is to be copied from."""
@@ -178,7 +182,7 @@ def tokens(records: Iterable[Line], encode: Callable[[list[Line]], list[int]], p
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for all files")
-    parser.add_argument("--turns", type=int, default=6000, help="questions to write in the first round")
+    parser.add_argument("--turns", type=int, help="questions to write in the first round, in place of the kept ones")
     parser.add_argument("--apart", type=Path, nargs="*", default=[], help="JSONL files whose questions stay out")
     options = parser.parse_args()
     folder = options.folder
@@ -190,15 +194,19 @@ def main() -> None:
     start = system[: len(system) - len(tokenizer.encode("<|im_end|>\n"))]
     apart = {run for path in options.apart for line in read(path) for run in runs(json.dumps(line), 10)}
 
-    written(folder / "turns-1.jsonl", lambda: turns(options.turns, start))
-    found = completed(folder / "turns-1.jsonl", folder / "written-1.jsonl", "--logprobs")
-    prompts = written(folder / "prompts-1.jsonl", lambda: first_prompts(kept(found, apart)))
+    if options.turns is None:
+        asked = [json.loads(line) for line in gzip.decompress(QUESTIONS.read_bytes()).splitlines()]
+        questions = [line for line in asked if not runs(line["text"], 10) & apart]
+    else:
+        written(folder / "turns-1.jsonl", lambda: turns(options.turns, start))
+        questions = list(kept(completed(folder / "turns-1.jsonl", folder / "written-1.jsonl", "--logprobs"), apart))
+    prompts = written(folder / "prompts-1.jsonl", lambda: first_prompts(questions))
     answers = completed(folder / "prompts-1.jsonl", folder / "answers-1.jsonl")
     written(folder / "turns-2.jsonl", lambda: second_turns(prompts, answers, lambda said: encode(said) + begin))
     more = completed(folder / "turns-2.jsonl", folder / "written-2.jsonl", "--logprobs")
     others = written(folder / "prompts-2.jsonl", lambda: second_prompts(prompts, answers, kept(more, apart)))
     again = completed(folder / "prompts-2.jsonl", folder / "answers-2.jsonl")
-    print(f"{len(found)} questions, {len(prompts)} kept; {len(others)} more conversations")
+    print(f"{len(prompts)} questions; {len(others)} more conversations")
     print(f"{tokens(answers, encode, prompts) + tokens(again, encode, others)} tokens, prompts included")
 
 

@@ -201,7 +201,9 @@ def test_processes_share_an_updates_batches_evenly(recipe, tokenizer, ids):
         assert high - low <= max(batch.tokens.size for batch in update)
 
 
-def test_folders_are_read_by_transformers_with_the_same_logits(recipe, tokenizer, ids, tmp_path):
+@pytest.mark.parametrize("convolutions", ([], [0]), ids=("attention", "hybrid"))
+def test_folders_are_read_by_transformers_with_the_same_logits(recipe, tokenizer, ids, tmp_path, convolutions):
+    recipe = recipe | {"model": recipe["model"] | {"convolutions": convolutions}}
     run = Run(recipe, Target(recipe, ids), tmp_path / "run.pt", compiled=False)
     folder_of(tmp_path / "tiny", run.model, tokenizer, ids, {})
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()

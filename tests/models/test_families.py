@@ -34,8 +34,6 @@ def spoilt(folder, to, change):
     return copy
 
 
-COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-"""Ends of the names of what files hold and we compute."""
 
 
 def same(a, b):
@@ -47,7 +45,7 @@ def test_every_tensor_counts(references, tmp_path, name):
     """Those that are missing are named, each kind of them once, and so is one that is over; each reaches a parameter."""
     folder = references(name).folder
     kinds = {name.replace(".1.", ".2.").replace(".0.", ".2."): name for name in sorted(tensors.read_folder(folder))}
-    kinds = {kind: name for kind, name in kinds.items() if not name.endswith(COMPUTED)}
+    kinds = {kind: name for kind, name in kinds.items() if not name.endswith(tiny_families.COMPUTED)}
     for at, tensor in enumerate(kinds.values()):
         copy = spoilt(folder, tmp_path / str(at), lambda own, tensor=tensor: own.pop(tensor))
         with pytest.raises(ModelError, match=f"missing {tensor} "):

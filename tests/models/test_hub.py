@@ -78,7 +78,8 @@ def test_save_writes_what_transformers_reads(references, name, tmp_path):
     how = {"dtype": "float32", "attn_implementation": reference.torch.config._attn_implementation}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", **how)
     assert type(theirs) is type(reference.torch)
-    assert set(tensors.read_folder(tmp_path / "again")) == set(tensors.read_folder(reference.folder))
+    stored = {name for name in tensors.read_folder(reference.folder) if not name.endswith(tiny_families.COMPUTED)}
+    assert set(tensors.read_folder(tmp_path / "again")) == stored
     assert theirs.generation_config.eos_token_id == [2, 7]
     with torch.no_grad():
         got = theirs(torch.as_tensor(IDS)).logits.numpy()

@@ -677,6 +677,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2_moe": ("Lfm2Moe", LFM2 | LFM2_MOE),
 }
 """By name the classes' name in transformers, and what its config says beside `SIZES`."""
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Tensors that transformers writes and that follow from sizes; they are neither read nor written."""
 HYBRIDS = ("lfm2", "lfm2_moe", "minimax")
 """Families whose layers keep a running state."""
 ALIKE = (

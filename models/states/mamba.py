@@ -194,7 +194,7 @@ class Mamba(Mixer):
         state = c.init(x.shape[2], len(x), jnp.float32) if cache is None else cache
         ancestors = paths.ancestors(block, 0 if past is None else past.inputs.shape[1])
         raw, z = (part(x).astype(jnp.float32) for part in (self.x, self.z))
-        convolved = self.conv_x(state.window, None if past is None else past.inputs, raw, ancestors)
+        convolved = jax.nn.silu(self.conv_x(state.window, None if past is None else past.inputs, raw, ancestors))
         three = self.x_proj(convolved.astype(x.dtype)).astype(jnp.float32)
         dt, b, to_read = jnp.split(three, [c.rank, c.rank + c.state_size], axis=2)
         if c.norm is not None:

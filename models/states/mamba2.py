@@ -187,12 +187,9 @@ class Mamba2(Mixer):
         scales = [jnp.asarray(scale, jnp.float32) for scale in c.scales]
         z, raw_x, raw_bc, dt = (part(x).astype(jnp.float32) for part in (self.z, self.x, self.bc, self.dt))
         raw_x, raw_bc = raw_x * scales[1], raw_bc * jnp.repeat(jnp.stack(scales[2:4]), raw_bc.shape[2] // 2)[None, None]
-        ofx = self.conv_x(state.x, None if past is None else past.x, raw_x, ancestors)
-        b, to_read = jnp.split(
-            self.conv_bc(state.bc, None if past is None else past.bc, raw_bc, ancestors).reshape(
-                len(x), size, 2 * c.groups, c.state_size
-            ), 2, axis=2,
-        )  # fmt: skip
+        ofx = jax.nn.silu(self.conv_x(state.x, None if past is None else past.x, raw_x, ancestors))
+        ofbc = jax.nn.silu(self.conv_bc(state.bc, None if past is None else past.bc, raw_bc, ancestors))
+        b, to_read = jnp.split(ofbc.reshape(len(x), size, 2 * c.groups, c.state_size), 2, axis=2)
         by_head = lambda x: x.reshape(*x.shape[:2], c.num_heads, c.head_dim)
         dt = jax.nn.softplus(dt * scales[4] + self.dt_bias[...].astype(jnp.float32)[None, None])
         dt = jnp.clip(dt, *c.time_step_limit)

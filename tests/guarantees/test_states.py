@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support.conformance import texts
+from support.conformance import but_slow, texts
 from support.hybrids import MIXERS, MODELS, Reread
 from support.small_target import (
     PROMPTS,
@@ -33,7 +33,7 @@ from specjax.diffusion import diffusion
 from specjax.draft import DiffuSpec
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
-from specjax.models import Model
+from specjax.models import Model, quantised
 from specjax.models.mixers import committed
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
 from specjax.search.stepwise import Asked
@@ -314,6 +314,20 @@ def test_texts_with_a_cache_of_eight_bits(kind):
     said = lambda line: specjax.generate(small, prompts, decode=line, max_new_tokens=10, progress=False)
     drafted = [own.tokens for own in said("speculate:drafter=token_recycling")]
     assert drafted == [own.tokens for own in said("plain")]
+
+
+@pytest.mark.parametrize("kind", but_slow(MIXERS, "short_conv"))
+def test_weights_of_eight_bits(kind):
+    """Products get them, and taps of convolutions stay plain; the logits of a text are nearly the same."""
+    own = models(kind)
+    small = quantised(own, "int8")
+    tokens = jnp.asarray([PROMPTS[0]])
+    at = jnp.arange(tokens.shape[1])[None]
+    read = lambda one: (
+        one.lm(one.params, Block(tokens, at, jnp.zeros(1, jnp.int32)), None, wants=Wants(logits=True)).logits
+    )
+    plain, got = jax.jit(lambda: (read(own), read(small)))()
+    assert 0 < np.abs(got - plain).max() < 0.25 * np.abs(plain).max()
 
 
 @pytest.mark.parametrize("kind", MIXERS)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.path_decays import since_each
+from specjax.kernels.tree_attention.unrolled import Unrolled
 from specjax.lm import Block
 
 Array = jax.Array
@@ -48,7 +49,7 @@ def ancestors(block: Block, before: int) -> Ancestors:
     size = block.tokens.shape[1]
     if block.visible is None and block.causal:
         return Ancestors(jnp.tril(jnp.ones((size, before + size), bool), before)[None], True)
-    if not isinstance(block.visible, jax.Array) or block.unseen is not None:
+    if block.visible is None or isinstance(block.visible, Unrolled) or block.unseen is not None:
         raise ValueError(
             "a layer with a running state reads a text from left to right: this way of decoding or training reads it both "
             "ways, or parts of it again"

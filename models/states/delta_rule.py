@@ -138,16 +138,12 @@ def _solved(below: Array, wanted: Array) -> Array:
 
 def in_text(sums: Array, past: Delta | None, own: Tokens, size: int) -> tuple[Array, Array]:
     """`corrected` for a text that goes on from all of `past`, `size` tokens at a time."""
-    every = lambda tokens: jnp.full((len(tokens),), tokens.shape[1], jnp.int32)
-    if past is not None:
-        sums = advanced(sums, past.key, past.correction, past.log_decay, every(past.key))
-    seen = jnp.tril(jnp.ones((size, size), bool))[None]
+    read = lambda sums, chunk, seen: corrected(sums, None, chunk, seen)
 
-    def read(sums: Array, chunk: Tokens) -> tuple[Array, tuple[Array, Array]]:
-        out, made = corrected(sums, None, chunk, seen)
-        return advanced(sums, chunk.key, made, chunk.log_decay, every(made)), (out, made)
+    def after(sums: Array, of: Any, got: Any, count: Array) -> Array:
+        return advanced(sums, of.key, of.correction if got is None else got[1], of.log_decay, count)
 
-    return paths.in_chunks(read, sums, own, size)
+    return paths.read_text(read, after, sums, past, own, size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,12 +205,9 @@ class Mamba2(Mixer):
         """See `read`; a long text is read in chunks."""
         if not ancestors.text or c.shape[1] <= paths.CHUNK:
             return read(sums, paths.every(past, own), c, ancestors.seen)
-        if past is not None:
-            sums = after(sums, past, jnp.full((len(sums),), past.b.shape[1], jnp.int32))
-        whole = jnp.full((len(sums),), paths.CHUNK, jnp.int32)
-        seen = jnp.tril(jnp.ones((1, paths.CHUNK, paths.CHUNK), bool))
-        step = lambda sums, of: (after(sums, of[0], whole), read(sums, of[0], of[1], seen))
-        return paths.in_chunks(step, sums, (own, c))
+        made = lambda sums, of, seen: read(sums, *of, seen)
+        further = lambda sums, of, got, count: after(sums, of[0], count)
+        return paths.read_text(made, further, sums, None if past is None else (past,), (own, c))
 
     def _gated(self, y, z):
         """Outputs `[B, T, N W]` by the gate, and normed in groups."""

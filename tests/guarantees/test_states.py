@@ -4,6 +4,7 @@ step, pair and cache writes the text of passes that read all of it anew."""
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -302,6 +303,29 @@ def test_a_long_text_in_one_block_is_that_of_small_blocks(kind):
     np.testing.assert_allclose(whole, small, atol=1e-4)
     for a, b in zip(*map(jax.tree.leaves, (state, after)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
+def test_a_long_block_after_uncommitted_tokens(kind):
+    """Gets what it gets after committed ones; no array of all pairs of its tokens is made."""
+    mixer, size, width = MIXERS[kind], 150, 32
+    made = mixer.build(width, jnp.float32, nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 3 + size, width))
+
+    def passed(x, state, past=None):
+        zeros = jnp.zeros(x.shape[:2], jnp.int32)
+        return made(x, None, Block(zeros, zeros, jnp.zeros(2, jnp.int32)), state, past, zeros)
+
+    def both(x):
+        start = mixer.init(width, 2, jnp.float32)
+        _, past = passed(x[:, :3], start)
+        return passed(x[:, 3:], start, past)[0], passed(x[:, 3:], mixer.commit(start, past, jnp.full(2, 3)))[0]
+
+    own, wanted = jax.jit(both)(x)
+    np.testing.assert_allclose(own, wanted, atol=1e-5 * float(np.abs(wanted).max()))
+    text = str(jax.make_jaxpr(both)(x))
+    assert not re.search(rf"\[2,(\d+,)*{size},({size}|{size + 3})\b", text)
 
 
 @pytest.mark.slow

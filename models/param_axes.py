@@ -19,7 +19,7 @@ _IN_AXES = {
     "output": "state_heads", "attended": "state_heads",
 }  # fmt: skip
 _FIRST = ("A_log", "D", "dt_bias")  # parameters whose first axis is one of heads of states
-_OF_STATES = ("query_taps", "key_taps", "value_taps", "rate", "shift")  # parameters whose last axis is one of heads
+_OF_STATES = ("rate", "shift")  # parameters whose last axis is one of heads
 _OF_EACH = {"q_head_norm": "heads", "k_head_norm": "kv_heads"}  # the modules whose parameters have an axis of heads
 _LISTED = {"heads": "head"}  # a list of modules and the name of each of them: Medusa's and Hydra's heads
 
@@ -48,8 +48,10 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return (_OF_EACH[module], None)
     if kind == "bias" or (kind == "scale" and module in _OUT_AXES):
         return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
-    if kind in _FIRST or (kind == "taps" and module == "conv_x"):
+    if kind in _FIRST:
         return ("state_heads",) + (None,) * (ndim - 1)
+    if kind == "taps" or kind.endswith("_taps"):  # of a module, or of one of several products of a mixer
+        return (None, _OUT_AXES.get(module if kind == "taps" else kind.removesuffix("_taps")))
     if kind == "sinks":
         return ("heads",)
     if kind == "head_rate":

@@ -70,14 +70,9 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.mlp.shared_experts.{name}_proj"
         case ["layers", layer, "mlp", name]:
             module = f"model.layers.{layer}.mlp.{name}_proj"
-        case ["layers", layer, "both", *inner]:
-            return hf_name(("layers", layer, *inner, keys[-1]))
-        case ["layers", layer, "mamba" | "mamba2", *inner]:
-            module = ".".join((f"model.layers.{layer}.mamba", *inner))
-            kind = keys[-1] if keys[-1] in ("A_log", "D", "dt_bias") else kind
         case _:
             raise ModelError(f"parameter {'.'.join(map(str, keys))} has no Hugging Face name")
-    return f"{module}.{kind}", keys[-1] in ("kernel", "taps")
+    return f"{module}.{kind}", keys[-1] == "kernel"
 
 
 def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -100,11 +95,11 @@ Names = Callable[[str], str]
 second, ... part of a tensor whose outputs several parameters share. With `#0/8`, these are in 8 equal runs, each of which
 has outputs of every part. One that ends in `%64/128` has heads of 128 rows, of which the first 64 are turned in neighbouring
 pairs, and with `%32+64/128` 64 after 32 others; see `Pairs`. One that ends in `:2` is in a tensor whose rows have a further
-first axis, two parts to an index. One that ends in `~` is in a tensor with an axis of one before its last, as kernels of
-depthwise convolutions have."""
+first axis, two parts to an index. A `~` right after the name itself says that the tensor has an axis of one before
+its last, as those of depthwise convolutions have."""
 _MARKS = re.compile(
-    r"(?P<name>[^#%:~]+)(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%((?P<before>\d+)\+)?(?P<turned>\d+)/(?P<width>\d+))?"
-    r"(:(?P<each>\d+))?(?P<unit>~)?"
+    r"(?P<name>[^#%:~]+)(?P<unit>~)?(#(?P<place>\d+)(/(?P<runs>\d+))?)?(%((?P<before>\d+)\+)?(?P<turned>\d+)/(?P<width>\d+))?"
+    r"(:(?P<each>\d+))?"
 )
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]

@@ -122,7 +122,7 @@ _rule = by_platform(
     {"tpu": _tpu, "cuda": _cuda},
     xla.attend,
 )
-AXES = (("batch", "kv_heads"),) * 6 + (("batch",), ("batch", "kv_heads"))
+AXES = (("batch", "state_heads"),) * 6 + (("batch",), ("batch", "state_heads"))
 """Logical axes of the first dimensions of every operand."""
 
 

@@ -86,7 +86,7 @@ FALCON_H1 = Family(
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "mamba_d_ssm": 1024, "mamba_norm_before_gate": True,
     },
-    _read, _write, SILU,
+    _read, _write, SILU, layout=state_spaces.layout,
     names=functools.partial(
         base.renamed, modules=jamba.SHELL | state_spaces.modules(state_spaces.NAMES), outer=jamba.OUTER
     ),

@@ -92,7 +92,7 @@ JAMBA = Family(
         "num_experts_per_tok": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2,
         "expert_layer_offset": 1,
     },
-    _read, _write, SILU, rope=None, names=tensor_name,
+    _read, _write, SILU, rope=None, names=tensor_name, layout=state_spaces.layout,
     note="which layers have attention (`attn_layer_period`) and experts (`expert_layer_period`)",
 )  # fmt: skip
 
@@ -124,7 +124,7 @@ BAMBA = Family(
         "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
     },
-    _read_bamba, _write_bamba, SILU, rope=_rope,
+    _read_bamba, _write_bamba, SILU, rope=_rope, layout=state_spaces.layout,
     names=functools.partial(base.renamed, modules=SHELL | state_spaces.modules(state_spaces.NAMES), outer=OUTER),
     note="which layers have attention (`attn_layer_indices`), biases of attention and MLP, limits of steps "
     "(`time_step_limit`)",

@@ -113,7 +113,7 @@ def layout(path: tuple[Any, ...]) -> tuple[str, bool]:
     match [getattr(key, "key", key) for key in path]:
         case ["layers", layer, "short_conv", module, kind]:
             name = f"model.layers.{layer}.short_conv.{module}.{'bias' if kind == 'bias' else 'weight'}"
-            return name, kind == "kernel"
+            return name, kind in ("kernel", "taps")
     return hf_name(path)
 
 

@@ -73,12 +73,13 @@ names = functools.partial(
 )
 _NOTE = "biases (`use_bias`, `use_conv_bias`)"
 MAMBA = Family(
-    "mamba", "MambaForCausalLM", _USUAL, _read, _write, SILU, rope=None, names=names, fields=_FIELDS_1,
+    "mamba", "MambaForCausalLM", _USUAL, _read, _write, SILU, rope=None, names=names,
+    layout=state_spaces.layout, fields=_FIELDS_1,
     note=_NOTE,
 )  # fmt: skip
 FALCON_MAMBA = Family(
     "falcon_mamba", "FalconMambaForCausalLM", _USUAL | {"mixer_rms_eps": 1e-6}, _read_falcon, _write_falcon, SILU, rope=None,
-    names=names, fields=_FIELDS_1, note=_NOTE,
+    names=names, layout=state_spaces.layout, fields=_FIELDS_1, note=_NOTE,
 )  # fmt: skip
 MAMBA_2 = Family(
     "mamba2", "Mamba2ForCausalLM",
@@ -86,7 +87,7 @@ MAMBA_2 = Family(
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "rms_norm_eps": 1e-5, "mamba_d_head": 64,
         "mamba_d_state": 128, "mamba_n_groups": 8,
     },
-    _read_2, state_spaces.mamba2_to_hf, SILU, rope=None,
+    _read_2, state_spaces.mamba2_to_hf, SILU, rope=None, layout=state_spaces.layout,
     names=functools.partial(
         base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES, "mixer"), outer=_OUTER
     ),

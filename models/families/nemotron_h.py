@@ -116,7 +116,7 @@ NEMOTRON_H = Family(
     },
     _read, _write, {"sliding_window": (None,), "attention_bias": (False, None), "mamba_hidden_act": ("silu", None),
                     "n_shared_experts": (1, None)},
-    rope=None, names=tensor_name,
+    rope=None, names=tensor_name, layout=state_spaces.layout,
     fields={
         "num_hidden_layers": (), "rms_norm_eps": ("layer_norm_epsilon",), "hidden_act": ("mlp_hidden_act",),
         "mamba_n_heads": ("mamba_num_heads",), "mamba_d_head": ("mamba_head_dim",), "mamba_d_state": ("ssm_state_size",),

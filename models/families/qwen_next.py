@@ -122,7 +122,7 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 _PARTS = {
-    "query_taps": "conv1d.weight#0~", "key_taps": "conv1d.weight#1~", "value_taps": "conv1d.weight#2~",
+    "query_taps": "conv1d.weight~#0", "key_taps": "conv1d.weight~#1", "value_taps": "conv1d.weight~#2",
     "output": "out_proj.weight",
 }  # fmt: skip
 _NEXT = _PARTS | {

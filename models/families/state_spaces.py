@@ -14,6 +14,7 @@ from specjax.models.model_config import ModelConfig
 from specjax.models.norms import NormConfig
 from specjax.models.states.mamba import MambaConfig
 from specjax.models.states.mamba2 import Mamba2Config
+from specjax.models.weights import hf_name
 
 USUAL = {
     "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
@@ -41,6 +42,17 @@ NAMES_1: Mapping[str, str] = {
     "dt_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm",
 }  # fmt: skip
 """Modules of Mamba."""
+
+
+def layout(path: tuple[Any, ...]) -> tuple[str, bool]:
+    """`hf_name`, with the parameters of state spaces in `mamba`, and of mixers side by side in a layer."""
+    match [getattr(key, "key", key) for key in path]:
+        case ["layers", layer, "both", *inner]:
+            return layout(("layers", layer, *inner))
+        case ["layers", layer, "mamba" | "mamba2", *inner, kind]:
+            named = {"kernel": "weight", "scale": "weight", "taps": "weight~"}.get(kind, kind)
+            return ".".join((f"model.layers.{layer}.mamba", *inner, named)), kind in ("kernel", "taps")
+    return hf_name(path)
 
 
 def modules(names: Mapping[str, str], home: str = "mamba") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The short depthwise convolution before a mixer with a running state, with an activation (SiLU).
+"""The short depthwise convolution of a mixer with a running state.
 
 Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `K` width, `C` channels.
 """
@@ -15,15 +15,15 @@ Array = jax.Array
 
 
 class Convolution(nnx.Module):
-    """`silu(bias + sum over k of taps[:, k] * input k)`, over a token and the K - 1 tokens before it on its path.
+    """`bias + sum over k of taps[k] * input k`, over a token and the K - 1 tokens before it on its path, in float32.
 
-    Its taps are `[C, K, 1]`, the token's own last: files hold them as `[C, 1, K]`."""
+    Its taps are `[K, C]`, the token's own last: files hold them as `[C, 1, K]`. They always keep their type, so that they are
+    called `taps`, not `kernel`."""
 
     def __init__(self, channels: int, width: int, bias: bool, dtype: Any, rngs: nnx.Rngs):
         scale = jnp.asarray(width**-0.5, dtype)
-        self.taps = nnx.Param(jax.random.uniform(rngs.params(), (channels, width, 1), dtype, -scale, scale))
-        if bias:
-            self.bias = nnx.Param(jnp.zeros((channels,), dtype))
+        self.taps = nnx.Param(jax.random.uniform(rngs.params(), (width, channels), dtype, -scale, scale))
+        self.bias = nnx.Param(jnp.zeros((channels,), dtype)) if bias else None
 
     def __call__(self, window: Array, past: Array | None, own: Array, ancestors: paths.Ancestors) -> Array:
         """`[B, T, C]` float32.
@@ -34,7 +34,5 @@ class Convolution(nnx.Module):
           own: `[B, T, C]`, those of the block.
           ancestors: of the block's tokens.
         """
-        taps = self.taps[...][:, :, 0].T.astype(jnp.float32)
-        mixed = paths.convolved(taps, window, paths.every(past, own), ancestors)
-        bias = getattr(self, "bias", None)
-        return jax.nn.silu(mixed if bias is None else mixed + bias[...].astype(jnp.float32)[None, None])
+        mixed = paths.convolved(self.taps[...].astype(jnp.float32), window, paths.every(past, own), ancestors)
+        return mixed if self.bias is None else mixed + self.bias[...].astype(jnp.float32)[None, None]

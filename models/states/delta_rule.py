@@ -17,6 +17,7 @@ of the convolution, `D` decays of a value head: one, or one for each key channel
 
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -137,16 +138,12 @@ def _solved(below: Array, wanted: Array) -> Array:
 
 def in_text(sums: Array, past: Delta | None, own: Tokens, size: int) -> tuple[Array, Array]:
     """`corrected` for a text that goes on from all of `past`, `size` tokens at a time."""
-    every = lambda tokens: jnp.full((len(tokens),), tokens.shape[1], jnp.int32)
-    if past is not None:
-        sums = advanced(sums, past.key, past.correction, past.log_decay, every(past.key))
-    seen = jnp.tril(jnp.ones((size, size), bool))[None]
+    read = lambda sums, chunk, seen: corrected(sums, None, chunk, seen)
 
-    def read(sums: Array, chunk: Tokens) -> tuple[Array, tuple[Array, Array]]:
-        out, made = corrected(sums, None, chunk, seen)
-        return advanced(sums, chunk.key, made, chunk.log_decay, every(made)), (out, made)
+    def after(sums: Array, of: Any, got: Any, count: Array) -> Array:
+        return advanced(sums, of.key, of.correction if got is None else got[1], of.log_decay, count)
 
-    return paths.in_chunks(read, sums, own, size)
+    return paths.read_text(read, after, sums, past, own, size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +190,7 @@ class DeltaRuleConfig(StateMixerConfig):
         return State(jnp.zeros(window, jnp.float32), jnp.zeros(sums, jnp.float32))
 
     def commit(self, state: State, delta: Delta, count: Array) -> State:
-        flat = lambda x: x.reshape(*x.shape[:2], -1)
-        window = paths.moved(flat(state.window), flat(delta.inputs), count).reshape(state.window.shape)
+        window = paths.moved(_flat(state.window), _flat(delta.inputs), count).reshape(state.window.shape)
         return State(window, advanced(state.sums, delta.key, delta.correction, delta.log_decay, count))
 
     def axes(self, state: State) -> State:
@@ -246,9 +242,8 @@ class DeltaRule(Mixer):
         c = self.config
         taps = [getattr(self, f"{name}_taps")[...] for name in _PARTS]
         taps = jnp.concatenate([each.reshape(c.kernel_size, c.num_key_heads, -1) for each in taps], axis=2)
-        every = inputs if past is None else jnp.concatenate([past.inputs, inputs], axis=1)
-        flat = lambda x: x.reshape(*x.shape[: x.ndim - 2], -1)
-        mixed = paths.convolved(flat(taps).astype(jnp.float32), flat(state.window), flat(every), ancestors)
+        every = paths.every(None if past is None else past.inputs, inputs)
+        mixed = paths.convolved(_flat(taps).astype(jnp.float32), _flat(state.window), _flat(every), ancestors)
         mixed = nnx.silu(mixed).reshape(inputs.shape)
         query, key, value = jnp.split(mixed, (c.key_head_dim, 2 * c.key_head_dim), axis=3)
         value = value.reshape(*value.shape[:3], c.served, c.value_head_dim)
@@ -256,6 +251,11 @@ class DeltaRule(Mixer):
 
     def split_products(self) -> tuple[Any, ...]:
         return (self.output,)
+
+
+def _flat(x: Array) -> Array:
+    """The channels of all key heads, `[..., N C]` of `[..., N, C]`; there may be no tokens."""
+    return x.reshape(*x.shape[:-2], math.prod(x.shape[-2:]))
 
 
 def _unit(x: Array) -> Array:

@@ -110,24 +110,18 @@ class Lightning(Mixer):
         made = lambda product: by_heads(nnx.silu(product(x)), self.config.head_dim).astype(jnp.float32)
         query, own = made(self.query), (made(self.key), made(self.value))
         state = self.config.init(x.shape[2], len(x), None) if cache is None else cache
-        key, value = paths.every(past, own)
         seen, text = paths.ancestors(block, before)
-        decay = self.config.log_decay(key)
-        if text and past is None and size > paths.CHUNK:
-            out = paths.in_chunks(_chunk, state, (query, key, value, decay))
+        with_decay = lambda tokens: (*tokens, self.config.log_decay(tokens[0]))
+        if text and size > paths.CHUNK:
+            read = lambda state, of, seen: _read(state, of[3], *of[:3], seen)
+            after = lambda state, of, got, count: _after(state, *of[:3], count)
+            before_it = None if past is None else with_decay(past)
+            out = paths.read_text(read, after, state, before_it, (*with_decay(own), query))
         else:
-            out = _read(state, query, key, value, decay, seen)
+            out = _read(state, query, *with_decay(paths.every(past, own)), seen)
         out = self.norm(out.reshape(*out.shape[:2], -1).astype(x.dtype))
         return self.attended((nnx.sigmoid(self.output_gate(x)) * out).astype(x.dtype)), own
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
         return (self.attended,)
-
-
-def _chunk(state: Array, own: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-    """The state after tokens of a text, and what they get."""
-    query, key, value, decay = own
-    size = key.shape[1]
-    out = _read(state, query, key, value, decay, jnp.tril(jnp.ones((1, size, size), bool)))
-    return _after(state, key, value, decay, jnp.full(len(key), size, jnp.int32)), out

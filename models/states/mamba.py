@@ -126,12 +126,10 @@ def after(sums: Array, own: Tokens, rates: Array, count: Array) -> Array:
     """
     added, b, steps = own
     left, later = paths.sums(steps, count)
-    kept = paths.real(count, added.shape[1], added)
+    kept = paths.real(count, added)
     step = lambda total, at: (total + jnp.exp(at[0][:, :, None] * rates) * at[1][:, :, None] * at[2][:, None], None)
     first = jnp.exp(left[:, :, None] * rates) * sums
-    return jax.lax.scan(step, first, [jnp.moveaxis(x, 1, 0) for x in (later, kept, paths.real(count, b.shape[1], b))])[
-        0
-    ]
+    return jax.lax.scan(step, first, [jnp.moveaxis(x, 1, 0) for x in (later, kept, paths.real(count, b))])[0]
 
 
 def read(sums: Array, every: Tokens, c: Array, rates: Array, ancestors: paths.Ancestors) -> Array:
@@ -194,7 +192,7 @@ class Mamba(Mixer):
         state = c.init(x.shape[2], len(x), jnp.float32) if cache is None else cache
         ancestors = paths.ancestors(block, 0 if past is None else past.inputs.shape[1])
         raw, z = (part(x).astype(jnp.float32) for part in (self.x, self.z))
-        convolved = self.conv_x(state.window, None if past is None else past.inputs, raw, ancestors)
+        convolved = jax.nn.silu(self.conv_x(state.window, None if past is None else past.inputs, raw, ancestors))
         three = self.x_proj(convolved.astype(x.dtype)).astype(jnp.float32)
         dt, b, to_read = jnp.split(three, [c.rank, c.rank + c.state_size], axis=2)
         if c.norm is not None:
@@ -211,13 +209,9 @@ class Mamba(Mixer):
         """See `read`; a long text is read in chunks."""
         if not ancestors.text or c.shape[1] <= CHUNK:
             return read(sums, paths.every(past, own), c, rates, ancestors)
-        if past is not None:
-            sums = after(sums, past, rates[None], jnp.full((len(sums),), past.b.shape[1], jnp.int32))
-        whole = jnp.full((len(sums),), CHUNK, jnp.int32)
-        seen = paths.Ancestors(jnp.tril(jnp.ones((1, CHUNK, CHUNK), bool)), True)
-
-        step = lambda sums, of: (after(sums, of[0], rates[None], whole), read(sums, of[0], of[1], rates, seen))
-        return paths.in_chunks(step, sums, (own, c), CHUNK)
+        made = lambda sums, of, seen: read(sums, *of, rates, paths.Ancestors(seen, True))
+        further = lambda sums, of, got, count: after(sums, of[0], rates[None], count)
+        return paths.read_text(made, further, sums, None if past is None else (past,), (own, c), CHUNK)
 
     def split_products(self) -> tuple[Any, ...]:
         return (self.x_proj, self.out_proj)

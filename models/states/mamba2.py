@@ -187,12 +187,9 @@ class Mamba2(Mixer):
         scales = [jnp.asarray(scale, jnp.float32) for scale in c.scales]
         z, raw_x, raw_bc, dt = (part(x).astype(jnp.float32) for part in (self.z, self.x, self.bc, self.dt))
         raw_x, raw_bc = raw_x * scales[1], raw_bc * jnp.repeat(jnp.stack(scales[2:4]), raw_bc.shape[2] // 2)[None, None]
-        ofx = self.conv_x(state.x, None if past is None else past.x, raw_x, ancestors)
-        b, to_read = jnp.split(
-            self.conv_bc(state.bc, None if past is None else past.bc, raw_bc, ancestors).reshape(
-                len(x), size, 2 * c.groups, c.state_size
-            ), 2, axis=2,
-        )  # fmt: skip
+        ofx = jax.nn.silu(self.conv_x(state.x, None if past is None else past.x, raw_x, ancestors))
+        ofbc = jax.nn.silu(self.conv_bc(state.bc, None if past is None else past.bc, raw_bc, ancestors))
+        b, to_read = jnp.split(ofbc.reshape(len(x), size, 2 * c.groups, c.state_size), 2, axis=2)
         by_head = lambda x: x.reshape(*x.shape[:2], c.num_heads, c.head_dim)
         dt = jax.nn.softplus(dt * scales[4] + self.dt_bias[...].astype(jnp.float32)[None, None])
         dt = jnp.clip(dt, *c.time_step_limit)
@@ -208,12 +205,9 @@ class Mamba2(Mixer):
         """See `read`; a long text is read in chunks."""
         if not ancestors.text or c.shape[1] <= paths.CHUNK:
             return read(sums, paths.every(past, own), c, ancestors.seen)
-        if past is not None:
-            sums = after(sums, past, jnp.full((len(sums),), past.b.shape[1], jnp.int32))
-        whole = jnp.full((len(sums),), paths.CHUNK, jnp.int32)
-        seen = jnp.tril(jnp.ones((1, paths.CHUNK, paths.CHUNK), bool))
-        step = lambda sums, of: (after(sums, of[0], whole), read(sums, of[0], of[1], seen))
-        return paths.in_chunks(step, sums, (own, c))
+        made = lambda sums, of, seen: read(sums, *of, seen)
+        further = lambda sums, of, got, count: after(sums, of[0], count)
+        return paths.read_text(made, further, sums, None if past is None else (past,), (own, c))
 
     def _gated(self, y, z):
         """Outputs `[B, T, N W]` by the gate, and normed in groups."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.path_decays import since_each
+from specjax.kernels.tree_attention.unrolled import Unrolled
 from specjax.lm import Block
 
 Array = jax.Array
@@ -48,7 +49,7 @@ def ancestors(block: Block, before: int) -> Ancestors:
     size = block.tokens.shape[1]
     if block.visible is None and block.causal:
         return Ancestors(jnp.tril(jnp.ones((size, before + size), bool), before)[None], True)
-    if not isinstance(block.visible, jax.Array) or block.unseen is not None:
+    if block.visible is None or isinstance(block.visible, Unrolled) or block.unseen is not None:
         raise ValueError(
             "a layer with a running state reads a text from left to right: this way of decoding or training reads it both "
             "ways, or parts of it again"
@@ -116,9 +117,9 @@ def moved(window: Array, inputs: Array, count: Array) -> Array:
     return jnp.take_along_axis(joined, at[..., None], axis=1)
 
 
-def real(count: Array, size: int, x: Array) -> Array:
-    """`x` `[B, M, ...]` with zeros after the first `count` `[B]` of its `size` tokens."""
-    kept = jnp.arange(size)[None] < count[:, None]
+def real(count: Array, x: Array) -> Array:
+    """`x` `[B, M, ...]` with zeros after the first `count` `[B]` of its tokens."""
+    kept = jnp.arange(x.shape[1])[None] < count[:, None]
     return jnp.where(kept.reshape(*kept.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
@@ -133,13 +134,13 @@ def weights(log_decay: Array, count: Array) -> tuple[Array, Array]:
       `[B, ...]` and `[B, M, ...]`; the latter is 0 for tokens that are not on the path.
     """
     left, later = sums(log_decay, count)
-    return jnp.exp(left), real(count, log_decay.shape[1], jnp.exp(later))
+    return jnp.exp(left), real(count, jnp.exp(later))
 
 
 def sums(x: Array, count: Array) -> tuple[Array, Array]:
     """The sum of `x` `[B, M, ...]` over the first `count` `[B]` tokens of a path, `[B, ...]`; and over those of them after each
     token, `[B, M, ...]`."""
-    since, later = since_each(real(count, x.shape[1], x), 1)
+    since, later = since_each(real(count, x), 1)
     return since[:, 0], later
 
 
@@ -163,3 +164,30 @@ def in_chunks(read: Callable[[Any, Any], tuple[Any, Any]], state: Any, own: Any,
 
     made = jax.lax.scan(read, state, jax.tree.map(cut, own))[1]
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length], made)
+
+
+def read_text(
+    read: Callable[[Any, Any, Array], Any], after: Callable[[Any, Any, Any, Array], Any], state: Any, past: Any, own: Any,
+    size: int = CHUNK,
+) -> Any:  # fmt: skip
+    """What a text's tokens get, computed `size` tokens at a time, after all uncommitted tokens are in the state.
+
+    Args:
+      read: from a state, a chunk's inputs `[B, size, ...]` and `[1, size, size]` bool, which of them a token follows, to what
+        the chunk's tokens get, `[B, size, ...]` for each leaf.
+      after: from a state, inputs `[B, M, ...]`, what their tokens got, and a number `[B]` of them to the state after them. For
+        `past`, the second is `past` and the third None.
+      state: before `past`.
+      past: what `after` reads of the uncommitted tokens, `[B, P, ...]`; None: there are none.
+      own: of the block's tokens; see `in_chunks`.
+    """
+    whole = lambda x: jnp.full(len(jax.tree.leaves(x)[0]), jax.tree.leaves(x)[0].shape[1], jnp.int32)
+    if past is not None:
+        state = after(state, past, None, whole(past))
+    seen = jnp.tril(jnp.ones((1, size, size), bool))
+
+    def step(state: Any, chunk: Any) -> tuple[Any, Any]:
+        got = read(state, chunk, seen)
+        return after(state, chunk, got, whole(chunk)), got
+
+    return in_chunks(step, state, own, size)

@@ -16,6 +16,7 @@ from specjax.lm import Block
 from specjax.models.linear import Linear
 from specjax.models.mixers import Mixer, StateMixerConfig
 from specjax.models.states import paths
+from specjax.models.states.convolution import Convolution
 
 Array = jax.Array
 
@@ -58,35 +59,18 @@ class ShortConv(Mixer):
             Linear, width, width, use_bias=config.bias, param_dtype=dtype, dtype=dtype, rngs=rngs
         )
         self.inner, self.outer, self.read = linear(), linear(), linear()
-        self.conv = Conv(config.kernel_size, width, config.bias, dtype)
+        self.conv = Convolution(width, config.kernel_size, config.bias, dtype, rngs)
         self.mixed = linear()
+        self.config = config
 
     def __call__(self, x, tables, block: Block, cache, past, positions, shared=None):
         """See `Mixer`; the delta holds the convolution's inputs `[B, T, E]`."""
         before = 0 if past is None else past.shape[1]
         own = (self.inner(x) * self.read(x)).astype(jnp.float32)
-        window = self.conv.window(len(x)) if cache is None else cache
-        mixed = self.conv(window, paths.every(past, own), paths.ancestors(block, before))
+        window = self.config.init(x.shape[2], len(x), None) if cache is None else cache
+        mixed = self.conv(window, past, own, paths.ancestors(block, before))
         return self.mixed((self.outer(x) * mixed).astype(x.dtype)), own
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
         return (self.mixed,)
-
-
-class Conv(nnx.Module):
-    """A convolution of each channel over the tokens of a path, in float32; its kernel is `[K, C]`."""
-
-    def __init__(self, size: int, channels: int, use_bias: bool, dtype: Any):
-        self.kernel = nnx.Param(jnp.full((size, channels), 1 / size, dtype))
-        self.bias = nnx.Param(jnp.zeros((channels,), dtype)) if use_bias else None
-
-    def window(self, batch: int) -> Array:
-        """The window `[B, K - 1, C]` of empty texts."""
-        size, channels = self.kernel.shape
-        return jnp.zeros((batch, size - 1, channels), jnp.float32)
-
-    def __call__(self, window: Array, inputs: Array, ancestors: paths.Ancestors) -> Array:
-        """See `specjax.models.states.paths.convolved`."""
-        made = paths.convolved(self.kernel[...].astype(jnp.float32), window, inputs, ancestors)
-        return made if self.bias is None else made + self.bias[...].astype(jnp.float32)[None, None]

@@ -4,13 +4,14 @@ step, pair and cache writes the text of passes that read all of it anew."""
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support.conformance import texts
+from support.conformance import but_slow, texts
 from support.hybrids import MIXERS, MODELS, Reread
 from support.small_target import (
     CAPACITY,
@@ -41,7 +42,7 @@ from specjax.diffusion import diffusion
 from specjax.draft import DiffuSpec, ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
-from specjax.models import LlamaLM, Model
+from specjax.models import LlamaLM, Model, quantised
 from specjax.models.contrastive import Contrastive
 from specjax.models.dola import Dola
 from specjax.models.mixers import committed
@@ -406,6 +407,29 @@ def test_a_long_text_in_one_block_is_that_of_small_blocks(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXERS)
+def test_a_long_block_after_uncommitted_tokens(kind):
+    """Gets what it gets after committed ones; no array of all pairs of its tokens is made."""
+    mixer, size, width = MIXERS[kind], 150, 32
+    made = mixer.build(width, jnp.float32, nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 3 + size, width))
+
+    def passed(x, state, past=None):
+        zeros = jnp.zeros(x.shape[:2], jnp.int32)
+        return made(x, None, Block(zeros, zeros, jnp.zeros(2, jnp.int32)), state, past, zeros)
+
+    def both(x):
+        start = mixer.init(width, 2, jnp.float32)
+        _, past = passed(x[:, :3], start)
+        return passed(x[:, 3:], start, past)[0], passed(x[:, 3:], mixer.commit(start, past, jnp.full(2, 3)))[0]
+
+    own, wanted = jax.jit(both)(x)
+    np.testing.assert_allclose(own, wanted, atol=1e-5 * float(np.abs(wanted).max()))
+    text = str(jax.make_jaxpr(both)(x))
+    assert not re.search(rf"\[2,(\d+,)*{size},({size}|{size + 3})\b", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MIXERS)
 def test_texts_with_a_cache_of_eight_bits(kind):
     """Drafts change nothing, whatever the cache keeps."""
     eight = dataclasses.replace(models(kind).lm, cache_dtype="int8")
@@ -414,6 +438,20 @@ def test_texts_with_a_cache_of_eight_bits(kind):
     said = lambda line: specjax.generate(small, prompts, decode=line, max_new_tokens=10, progress=False)
     drafted = [own.tokens for own in said("speculate:drafter=token_recycling")]
     assert drafted == [own.tokens for own in said("plain")]
+
+
+@pytest.mark.parametrize("kind", but_slow(MIXERS, "short_conv"))
+def test_weights_of_eight_bits(kind):
+    """Products get them, and taps of convolutions stay plain; the logits of a text are nearly the same."""
+    own = models(kind)
+    small = quantised(own, "int8")
+    tokens = jnp.asarray([PROMPTS[0]])
+    at = jnp.arange(tokens.shape[1])[None]
+    read = lambda one: (
+        one.lm(one.params, Block(tokens, at, jnp.zeros(1, jnp.int32)), None, wants=Wants(logits=True)).logits
+    )
+    plain, got = jax.jit(lambda: (read(own), read(small)))()
+    assert 0 < np.abs(got - plain).max() < 0.25 * np.abs(plain).max()
 
 
 @pytest.mark.parametrize("kind", MIXERS)

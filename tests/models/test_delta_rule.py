@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 from support.conformance import but_slow
 
+from specjax.kernels.tree_attention.unrolled import Unrolled
 from specjax.lm import Block
 from specjax.models.mixers import committed
-from specjax.models.states import delta_rule
+from specjax.models.states import delta_rule, paths
 from specjax.models.states.delta_rule import Delta, Tokens
 from specjax.models.states.gated_delta import GatedDeltaConfig
 from specjax.models.states.kda import KimiDeltaConfig
@@ -295,6 +296,27 @@ def test_a_layer_of_transformers(kind):
         theirs, _ = one_by_one(kind, np.concatenate([text[None], more], axis=1))
         out, _ = run(more, block(1, 2, 0), jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], state), None, None)
         np.testing.assert_allclose(out, theirs[:, -2:], atol=3e-5)
+
+
+@pytest.mark.parametrize("config", (GatedDeltaConfig(1, 2, 4, 3, 1), KimiDeltaConfig(2, 2, 4, 4, 1)), ids=str)
+def test_a_convolution_of_one_token(config):
+    """It has no window; a text in two passes is that in one."""
+    mixer = config.build(6, jnp.float32, nnx.Rngs(0))
+    x, state = jax.random.normal(jax.random.key(0), (1, 4, 6)), config.init(6, 1, jnp.float32)
+    whole, _ = mixer(x, None, block(1, 4, 0), None, None, None)
+    first, delta = mixer(x[:, :3], None, block(1, 3, 0), state, None, None)
+    state = config.commit(state, delta, jnp.asarray([3]))
+    last, _ = mixer(x[:, 3:], None, block(1, 1, 3), state, None, None)
+    np.testing.assert_allclose(jnp.concatenate([first, last], axis=1), whole, atol=1e-6)
+
+
+def test_a_mask_of_numpy():
+    """Is one of JAX; passes over the same slots again have none."""
+    seen = np.asarray(visible(PARENT))[None]
+    found = paths.ancestors(block(1, 4, 0, seen), 0)
+    np.testing.assert_array_equal(found.seen, seen)
+    with pytest.raises(ValueError, match="reads a text from left to right"):
+        paths.ancestors(block(1, 4, 0, Unrolled(seen, seen)), 4)
 
 
 @pytest.mark.slow

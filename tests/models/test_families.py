@@ -34,8 +34,6 @@ def spoilt(folder, to, change):
     return copy
 
 
-
-
 def same(a, b):
     return jax.tree.structure(a) == jax.tree.structure(b) and all(map(np.array_equal, *map(jax.tree.leaves, (a, b))))
 

@@ -353,7 +353,9 @@ def test_the_text_of_a_model_that_reads_images_is_its_familys(kind):
 
 @pytest.mark.parametrize("named", ({"architectures": ["DeepseekV32ForCausalLM"]}, {"model_type": "deepseek_v32"}))
 def test_an_architecture_that_is_not_read_has_its_reason(named):
-    with pytest.raises(ModelError, match=r"(?i)deepseek.*v32.*\(sparse attention \(DSA\): .* sees\); supported are Llama"):
+    with pytest.raises(
+        ModelError, match=r"(?i)deepseek.*v32.*\(sparse attention \(DSA\): .* sees\); supported are Llama"
+    ):
         hf_config.from_hf(named | SIZES)
     with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)

@@ -113,12 +113,13 @@ class Lightning(Mixer):
         seen, text = paths.ancestors(block, before)
         with_decay = lambda tokens: (*tokens, self.config.log_decay(tokens[0]))
         if text and size > paths.CHUNK:
-            read = lambda state, of, seen: _read(state, of[3], *of[:3], seen)
-            after = lambda state, of, got, count: _after(state, *of[:3], count)
+            read = lambda state, of, seen: _read(state, of[3], of[0], of[1], of[2], seen)
+            after = lambda state, of, got, count: _after(state, of[0], of[1], of[2], count)
             before_it = None if past is None else with_decay(past)
             out = paths.read_text(read, after, state, before_it, (*with_decay(own), query))
         else:
-            out = _read(state, query, *with_decay(paths.every(past, own)), seen)
+            key, value, log_decay = with_decay(paths.every(past, own))
+            out = _read(state, query, key, value, log_decay, seen)
         out = self.norm(out.reshape(*out.shape[:2], -1).astype(x.dtype))
         return self.attended((nnx.sigmoid(self.output_gate(x)) * out).astype(x.dtype)), own
 

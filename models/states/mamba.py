@@ -209,7 +209,7 @@ class Mamba(Mixer):
         """See `read`; a long text is read in chunks."""
         if not ancestors.text or c.shape[1] <= CHUNK:
             return read(sums, paths.every(past, own), c, rates, ancestors)
-        made = lambda sums, of, seen: read(sums, *of, rates, paths.Ancestors(seen, True))
+        made = lambda sums, of, seen: read(sums, of[0], of[1], rates, paths.Ancestors(seen, True))
         further = lambda sums, of, got, count: after(sums, of[0], rates[None], count)
         return paths.read_text(made, further, sums, None if past is None else (past,), (own, c), CHUNK)
 

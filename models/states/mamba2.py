@@ -197,15 +197,14 @@ class Mamba2(Mixer):
         own = Tokens(by_head(ofx) * dt[..., None], b, log_decay)
         y = self._read(state.sums, None if past is None else past.own, own, to_read, ancestors)
         y = y + self.D[...].astype(jnp.float32)[None, None, :, None] * by_head(ofx)
-        return self.out_proj(self._gated(y.reshape(*y.shape[:2], -1), z * scales[0]).astype(x.dtype)), Mamba2Delta(
-            own, raw_x, raw_bc
-        )
+        out = self.out_proj(self._gated(y.reshape(*y.shape[:2], -1), z * scales[0]).astype(x.dtype))
+        return out, Mamba2Delta(own, raw_x, raw_bc)
 
     def _read(self, sums, past, own, c, ancestors):
         """See `read`; a long text is read in chunks."""
         if not ancestors.text or c.shape[1] <= paths.CHUNK:
             return read(sums, paths.every(past, own), c, ancestors.seen)
-        made = lambda sums, of, seen: read(sums, *of, seen)
+        made = lambda sums, of, seen: read(sums, of[0], of[1], seen)
         further = lambda sums, of, got, count: after(sums, of[0], count)
         return paths.read_text(made, further, sums, None if past is None else (past,), (own, c))
 

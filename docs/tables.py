@@ -386,6 +386,9 @@ def _mlp(config: ModelConfig) -> str:
     gate = _ACTIVATIONS[config.dense.hidden_act] + ("" if config.dense.gated else ", no gate")
     gate = f"{gate}, biases" if config.dense.bias else gate
     gate = f"{gate}, gates cut off in the first layers" if config.dense.sparsity else gate
+    sparse = [one.experts is not None for one in feeds]
+    whole = len(feeds) == config.num_hidden_layers
+    first = whole and not sparse[0] and sparse == sorted(sparse)
     if config.experts is None:
         return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
@@ -395,10 +398,9 @@ def _mlp(config: ModelConfig) -> str:
         "whose inputs are weighted": config.experts.scoring == "inputs",
         "others that every token has": config.experts.shared is not None and not config.experts.shared_gate,
         "others that every token has, by a gate": config.experts.shared_gate,
-        "none in the first layers": feeds[0].experts is None and len(feeds) == config.num_hidden_layers,
-        f"in {sum(one.experts is not None for one in feeds)} of {len(feeds)} layers; the others have a mixer instead": (
-            len(feeds) < config.num_hidden_layers
-        ),
+        "none in the first layers": first,
+        f"in {sparse.count(True)} of {config.num_hidden_layers} layers": sparse.count(False) and not first,
+        f"MLPs in {sparse.count(False)}": not whole,
     }
     clamped = "" if config.experts.swiglu_limit is None else "clamped "
     return ", ".join((f"{clamped}{gate}, experts", *(what for what, has in said.items() if has)))

@@ -77,6 +77,8 @@ def layer_kinds(types: Any, layers: int, near: str = SLIDING) -> list[str]:
     Raises:
       ModelError: on any other value.
     """
+    if not isinstance(types, list):
+        raise ModelError(f"config.json: layer_types must have {near} or {FULL} for each layer, not {shown(types)}")
     unknown = sorted({str(kind) for kind in types} - {near, FULL})
     if unknown or len(types) != layers:
         what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"

@@ -150,6 +150,12 @@ class ModelConfig:
         return tuple(one for layer in self.layers for one in layer.mixers if isinstance(one, SlotMixerConfig))
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers whose only mixer is plain attention: it is not latent, and no running state is beside it."""
+        alone = [layer.mixers[0] if len(layer.mixers) == 1 else None for layer in self.layers]
+        return tuple(i for i, one in enumerate(alone) if isinstance(one, AttentionConfig))
+
+    @property
     def near(self) -> AttentionConfig:
         """The attention of the layers with a window or, without any, of the first layer that has attention; of latent
         attention, that over the keys and values that it would make.
@@ -176,7 +182,7 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The ropes of all layers that have one."""
-        found = (getattr(layer.mixer, "rope", None) for layer in self.layers)
+        found = (getattr(one, "rope", None) for one in self.slot_mixers)
         return tuple(rope for rope in found if isinstance(rope, RopeConfig))
 
     @property

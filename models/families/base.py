@@ -173,7 +173,7 @@ def activation(get: Fields, field: str = "hidden_act") -> Activation:
     """
     name = get(field)
     own = _NEW.get(str(name), name)
-    if own not in ACTIVATIONS:
+    if not isinstance(own, str) or own not in ACTIVATIONS:
         raise ModelError(f"config.json: {field} {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return own
 

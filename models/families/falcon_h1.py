@@ -11,7 +11,7 @@ from specjax.models.errors import ModelError
 from specjax.models.families import base, jamba, state_spaces
 from specjax.models.families.base import SILU, Family, Fields
 from specjax.models.families.llama import biases
-from specjax.models.fields import flag, is_positive, positive, shown
+from specjax.models.fields import flag, is_positive, is_size, positive, shown
 from specjax.models.mlp import MLPConfig
 from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig
 
@@ -44,6 +44,8 @@ def _several(get: Fields, name: str, count: int) -> tuple[float, ...]:
 def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     by = {name: positive(name, get(name)) for name in _ONES}
     inner = state_spaces.expanded(get) if get("mamba_d_ssm") is None else get("mamba_d_ssm")
+    if not is_size(inner):
+        raise ModelError("config.json needs positive integers for: mamba_d_ssm")
     norm = plain.norm if flag("mamba_rms_norm", get("mamba_rms_norm")) else None
     own = state_spaces.mamba2(
         get, inner, norm, norm_first=norm is not None and flag("mamba_norm_before_gate", get("mamba_norm_before_gate")),
@@ -86,7 +88,7 @@ FALCON_H1 = Family(
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "mamba_d_ssm": 1024, "mamba_norm_before_gate": True,
     },
-    _read, _write, SILU, layout=state_spaces.layout,
+    _read, _write, SILU | {"mamba_use_mlp": (True, None)}, layout=state_spaces.layout,
     names=functools.partial(
         base.renamed, modules=jamba.SHELL | state_spaces.modules(state_spaces.NAMES), outer=jamba.OUTER
     ),

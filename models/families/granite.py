@@ -136,7 +136,8 @@ GRANITE_4 = Family(
         "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
     },
     _read_4, _write_4,
-    SILU | {"normalization_function": ("rmsnorm", None)}, names=tensor_name_4, layout=state_spaces.layout,
+    SILU | {"normalization_function": ("rmsnorm", None), "position_embedding_type": ("rope", "nope", None)},
+    names=tensor_name_4, layout=state_spaces.layout,
     note=f"{_NOTE}; positions (`position_embedding_type`), which layers have attention (`layer_types`), experts "
     "(`num_local_experts`), limits of steps (`time_step_limit`)",
 )  # fmt: skip

@@ -92,7 +92,7 @@ JAMBA = Family(
         "num_experts_per_tok": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2,
         "expert_layer_offset": 1,
     },
-    _read, _write, SILU, rope=None, names=tensor_name, layout=state_spaces.layout,
+    _read, _write, SILU | {"mamba_inner_layernorms": (True, None)}, rope=None, names=tensor_name, layout=state_spaces.layout,
     note="which layers have attention (`attn_layer_period`) and experts (`expert_layer_period`)",
 )  # fmt: skip
 

@@ -39,10 +39,11 @@ def _types(get: Fields, said: dict[str, Any], layers: int) -> list[str]:
     """The kind of each layer."""
     types = get("layer_types")
     if types is None and all(name in said for name in _LISTS.values()):
-        kinds = {i: kind for kind, name in _LISTS.items() for i in said[name]}
-        if sorted(kinds) != list(range(1, layers + 1)):
+        listed = [(i, kind) for kind, name in _LISTS.items() if isinstance(said[name], list) for i in said[name]]
+        kinds, numbers = dict(item for item in listed if is_size(item[0])), set(range(1, layers + 1))
+        if len(listed) != layers or kinds.keys() != numbers:
             raise ModelError(
-                f"config.json: kda_layers and full_attn_layers must name each of {layers} layers, from 1 on"
+                f"config.json: kda_layers and full_attn_layers must be lists that name each of {layers} layers once, from 1 on"
             )
         types = [kinds[i + 1] for i in range(layers)]
     types = [FULL if i and i % 4 == 0 else LINEAR for i in range(layers)] if types is None else types

@@ -22,8 +22,6 @@ _ADDED = 1e-6
 
 def _mixed(get: Fields, plain: ModelConfig, types: Any) -> ModelConfig:
     """With a short convolution in the layers that `types` has as `conv`."""
-    if not isinstance(types, list):
-        raise ModelError(f"config.json: layer_types must have {_CONV} or {FULL} for each layer, not {shown(types)}")
     kinds = layer_kinds(types, plain.num_hidden_layers, near=_CONV)
     if not is_size(get("conv_L_cache")):
         raise ModelError("config.json needs positive integers for: conv_L_cache")

@@ -87,7 +87,7 @@ MAMBA_2 = Family(
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "rms_norm_eps": 1e-5, "mamba_d_head": 64,
         "mamba_d_state": 128, "mamba_n_groups": 8,
     },
-    _read_2, state_spaces.mamba2_to_hf, SILU, rope=None, layout=state_spaces.layout,
+    _read_2, state_spaces.mamba2_to_hf, SILU | {"rms_norm": (True, None)}, rope=None, layout=state_spaces.layout,
     names=functools.partial(
         base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES, "mixer"), outer=_OUTER
     ),

@@ -76,8 +76,10 @@ _BUFFER = re.compile(r"\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_d
 def _read_01(get: Fields, plain: ModelConfig) -> ModelConfig:
     types, layers, own = get("layer_types"), plain.num_hidden_layers, plain.near
     types = [FULL if i % 2 == 0 else _LINEAR for i in range(layers)] if types is None else types
-    if not isinstance(types, list):
-        raise ModelError(f"config.json: layer_types must have {_LINEAR} or {FULL} for each layer, not {shown(types)}")
+    if get("layer_types") is None and get("attn_type_list") is not None:
+        raise ModelError(
+            "config.json: attn_type_list is of MiniMax's own files; the -hf files with layer_types are read"
+        )
     kinds = layer_kinds(types, layers, near=_LINEAR)
 
     def change(i: int, layer: LayerConfig) -> LayerConfig:
@@ -137,7 +139,8 @@ MINIMAX_01 = Family(
         "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
         **{name.format(kind): 1.0 for name in _FACTORS for kind in _KINDS.values()},
     },
-    _read_01, _write_01, SILU | {"sliding_window": (None,)}, names=name_01, layout=layout, text=without_buffers,
+    _read_01, _write_01, SILU | {"sliding_window": (None,), "postnorm": (True, None), "shared_intermediate_size": (0, None)},
+    names=name_01, layout=layout, text=without_buffers,
     runs=lambda config, name: config.near.num_attention_heads,
     note="which layers have lightning attention (`layer_types`), the factors of streams and branches "
     "(`full_attn_alpha_factor` and its like)",

@@ -122,7 +122,7 @@ NEMOTRON_H = Family(
         "mamba_n_heads": ("mamba_num_heads",), "mamba_d_head": ("mamba_head_dim",), "mamba_d_state": ("ssm_state_size",),
         "mamba_n_groups": ("n_groups", "mamba_n_groups"), "mamba_d_conv": ("conv_kernel", "mamba_d_conv"),
         "mamba_conv_bias": ("use_conv_bias", "mamba_conv_bias"), "mamba_proj_bias": ("use_bias",),
-        "time_step_limit": ("time_step_limit", "mamba_dt_limit"),
+        "time_step_limit": ("mamba_dt_limit", "time_step_limit"),
     },
     note="the kind of every layer (`hybrid_override_pattern`, `layers_block_type`), groups of experts (`n_group`), experts in "
     "a narrower space (`moe_latent_size`), limits of steps (`time_step_limit`)",

@@ -117,7 +117,8 @@ def expanded(get: Fields) -> int:
       ModelError: if it is no number.
     """
     times = get("mamba_expand")
-    if not isinstance(times, int | float) or isinstance(times, bool) or times * get("hidden_size") < 1:
+    usable = isinstance(times, int | float) and not isinstance(times, bool) and math.isfinite(times)
+    if not usable or times * get("hidden_size") < 1:
         raise ModelError(f"config.json: mamba_expand must be a positive number, not {shown(times)}")
     return int(times * get("hidden_size"))
 

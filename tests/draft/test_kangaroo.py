@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import CONFIG, TARGET, params
+from support.conformance import CONFIG, MODELS, TARGET, params
 from support.head_start import check_head_start, count_products, poisoned, proposed, running, step
 
 import specjax
-from specjax.draft import Kangaroo
+from specjax.draft import Gemma4Assistant, Kangaroo
 from specjax.draft.kangaroo import network as head
 from specjax.draft.trim import trim
 from specjax.lm import Block, Wants
@@ -96,6 +96,11 @@ def test_bad_targets():
         Kangaroo(exit_layer=1).bind(TabularLM(4))
     with pytest.raises(ValueError, match="length"):
         Kangaroo(length=0)
+    latent = MODELS["latent"]
+    with pytest.raises(ValueError, match="must have plain attention .not latent. and no other mixer"):
+        Kangaroo(exit_layer=1).bind(latent)
+    with pytest.raises(ValueError, match="have plain attention .not latent. and no other mixer, and it has 0 of them"):
+        Gemma4Assistant().bind(latent)
     narrow = LlamaLM(dataclasses.replace(CONFIG, hidden_size=32))
     other = DRAFTER.bind(narrow).init_params(None, jax.tree.map(lambda x: np.zeros(x.shape), narrow.abstract()))
     with pytest.raises(ValueError, match=r"attention.*\(32, 32\).*needs \(64, 32\)"):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -361,6 +362,47 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
 
 
+REFUSED = (
+    (
+        "kimi_linear",
+        {"linear_attn_config": {"kda_layers": 5, "full_attn_layers": [4, 8]}},
+        "must be lists that name each",
+    ),
+    (
+        "kimi_linear",
+        {"linear_attn_config": {"kda_layers": ["a", 1], "full_attn_layers": [4]}},
+        "must be lists that name each",
+    ),
+    ("bamba", {"mamba_expand": float("nan")}, "mamba_expand must be a positive number"),
+    ("falcon_h1", {"mamba_d_ssm": "x"}, "positive integers for: mamba_d_ssm"),
+    ("falcon_h1", {"mamba_use_mlp": False}, "mamba_use_mlp False is not supported"),
+    (
+        "qwen3_5_text",
+        {"layer_types": -1},
+        "layer_types must have linear_attention or full_attention for each layer, not -1",
+    ),
+    ("lfm2", {"layer_types": {}}, "layer_types must have conv or full_attention for each layer"),
+    ("minimax", {"attn_type_list": [0] * 7 + [1], "layer_types": None}, "attn_type_list is of MiniMax's own files"),
+    ("minimax", {"postnorm": False}, "postnorm False is not supported"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
+    ("jamba", {"mamba_inner_layernorms": False}, "mamba_inner_layernorms False is not supported"),
+    ("mamba2", {"rms_norm": False}, "rms_norm False is not supported"),
+)
+"""Families, fields that change a model or are no such fields, and what is said."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"), REFUSED, ids=[f"{name}-{next(iter(said))}" for name, said, _ in REFUSED]
+)
+def test_what_a_family_cannot_serve_is_named(name, fields, said):
+    usual = {"model_type": name} | SIZES | NEEDED.get(name, {})
+    if name == "kimi_linear":
+        fields = {"linear_attn_config": (usual.get("linear_attn_config") or {}) | fields["linear_attn_config"]}
+        fields |= {"layer_types": None}
+    with pytest.raises(ModelError, match=re.escape(said)):
+        hf_config.from_hf(usual | fields)
+
+
 PUBLISHED = {
     "tencent/Hunyuan-7B-Instruct": (7.5, CONFIGS["tencent/Hunyuan-7B-Instruct"]),
     "swiss-ai/Apertus-8B-2509": (8.05, CONFIGS["swiss-ai/Apertus-8B-2509"]),
@@ -435,3 +477,10 @@ def test_sizes_of_published_models(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(tmp_path).params))
     assert abs(count / 1e9 - billions) < 0.02 * billions, count
+
+
+def test_yarn_reaches_as_far_beside_a_state_space():
+    read = lambda kind: hf_config.from_hf(
+        {"model_type": kind, "rope_scaling": YARN, "num_key_value_heads": 8, "max_position_embeddings": 512} | SIZES
+    )
+    assert read("falcon_h1").max_position_embeddings == read("llama").max_position_embeddings == 2048

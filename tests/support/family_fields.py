@@ -284,6 +284,7 @@ MORE: dict[str, dict[str, Any]] = {
         "rope_theta": 300.0,
     },
     "falcon_h1": {
+        "rope_scaling": YARN,
         "mamba_d_ssm": None,
         "mamba_n_heads": 4,
         "mamba_rms_norm": True,

@@ -169,34 +169,30 @@ class Gemma4Assistant(FeatureDrafter):
 
 
 def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
-    """The config of an assistant with the target's sizes and so many of its last layers with attention, without experts.
+    """The config of an assistant with the target's sizes and so many of its last layers of plain attention, without
+    experts.
 
     Raises:
       ValueError: if the target has fewer of them.
     """
     bare = {"feed": target.dense, "beside": None, "input_size": 0, "laurel": 0, "streams": 0}
-    attend = [(i, layer) for i, layer in enumerate(target.layers) if _attends(target, i)]
+    attend = target.attention_layers
     if len(attend) < layers:
         raise ValueError(
-            f"gemma4_assistant: {layers} layers read as many layers with attention: the target has {len(attend)}"
+            f"gemma4_assistant: {layers} layers read as many of the target's layers that have plain attention (not latent) "
+            f"and no other mixer, and it has {len(attend)} of them"
         )
     last = [
-        dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
-        for i, layer in attend[-layers:]
+        dataclasses.replace(target.layers[i], mixer=dataclasses.replace(target.attention(i), source=None), **bare)
+        for i in attend[-layers:]
     ]
     embedding = dataclasses.replace(target.embedding, layer_inputs=None, streams=0)
     return dataclasses.replace(target, layers=tuple(last), embedding=embedding)
 
 
-def _attends(config: "ModelConfig", layer: int) -> bool:
-    from specjax.models.attention import AttentionConfig
-
-    return isinstance(config.layers[layer].mixer, AttentionConfig)
-
-
 def _keeps_keys(config: "ModelConfig", layer: int) -> bool:
     """Whether a layer has a cache of its own with keys and values."""
-    return _attends(config, layer) and config.source(layer) == layer
+    return layer in config.attention_layers and config.source(layer) == layer
 
 
 def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
@@ -210,7 +206,8 @@ def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
     kinds = [kind(own, i) for i in range(own.num_hidden_layers)]
     if missing := [full for full in kinds if full not in last]:
         raise ValueError(
-            f"gemma4_assistant has layers with{'out' if missing[0] else ''} a sliding window, and the target has none"
+            f"gemma4_assistant has layers with{'out' if missing[0] else ''} a sliding window, and the target has none "
+            "whose only mixer is plain attention"
         )
     return tuple(last[full] for full in kinds)
 

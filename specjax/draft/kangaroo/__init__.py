@@ -14,7 +14,6 @@ from specjax.draft.feature import head_config
 from specjax.draft.head import draft_logits, head_columns
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Partial, Wants
-from specjax.models.attention import AttentionConfig
 from specjax.models.kv import commit_kv, kv_axes
 from specjax.models.kv_heads import merged
 
@@ -107,12 +106,13 @@ class Kangaroo(TreeDrafter, Trained):
         the last one before.
 
         Raises:
-          ValueError: if no layer has attention.
+          ValueError: if no layer has plain attention as its only mixer.
         """
-        found = [i for i, layer in enumerate(config.layers) if isinstance(layer.mixer, AttentionConfig)]
+        found = config.attention_layers
         if not found:
             raise ValueError(
-                "kangaroo: the adapter is an attention like the target's, and no layer of it has attention"
+                "kangaroo: the adapter is an attention like the target's, so a layer of it must have plain attention (not "
+                "latent) and no other mixer"
             )
         return next((i for i in found if i >= self.exit_layer), found[-1])
 

@@ -201,6 +201,14 @@ class DiffusionGemmaLM:
         make = lambda: tuple(jnp.zeros((batch, h.num_key_value_heads, capacity, h.head_dim), dtype) for h in of)
         return KVCache(make(), make())
 
+    def states(self, cache: KVCache) -> tuple[()]:
+        """See `specjax.lm.LM.states`: there are none."""
+        return ()
+
+    def with_states(self, cache: KVCache, states: Any) -> KVCache:
+        """See `specjax.lm.LM.with_states`."""
+        return cache
+
     def commit(
         self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array, counts: Array | None = None
     ) -> KVCache:

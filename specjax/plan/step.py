@@ -135,7 +135,7 @@ def sizes(setup: Setup) -> Sizes:
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
     own = setup.experts
-    running = getattr(setup.decoder.target, "states", None)  # a model of canvases has no such states
+    running = getattr(setup.decoder.target, "states", None)  # a model of any order is no `LM` and has none
     states = 0 if running is None else chip_bytes(running(setup.state.cache))
     idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
     ideal = weights - idle + (cache - states) * setup.live // context + 2 * states

@@ -19,6 +19,11 @@ def is_usual() -> bool:
     return setting() in _USUAL
 
 
+def full_einsum(how: str, *operands: jax.Array) -> jax.Array:
+    """`jnp.einsum` of float32 operands in full precision, as sums over a whole text need it."""
+    return jnp.einsum(how, *operands, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
 def by_tensor_cores(product: Callable[[jax.Array], jax.Array], x: jax.Array, dtype: Any) -> jax.Array:
     """`product(x)`. On an NVIDIA GPU, float32 rows are rounded to bfloat16 first if the matrix is used in bfloat16.
 

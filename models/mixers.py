@@ -204,8 +204,8 @@ def check_both_ways(lm: Any, what: str) -> None:
     config = getattr(lm, "config", None)
     if mixers := getattr(config, "state_mixers", ()):
         raise ValueError(
-            f"{what} reads a text both ways, and layers of {type(mixers[0]).__name__} read it from left to right: take a "
-            "model whose layers are all attention"
+            f"{what} reads a text both ways, and layers with {mixers[0].called} read it from left to right: take a model whose "
+            "layers are all attention"
         )
 
 
@@ -219,8 +219,8 @@ def committed(
     """
     if counts is None or dst.ndim != 1:
         raise ValueError(
-            f"layers of {type(mixer).__name__} keep a running state, and this way of decoding writes a part of a text again, "
-            "or does not mark which of its tokens are real: use plain or speculative decoding, or a search"
+            f"a text cannot be written again in layers with {mixer.called}: this commit names slots, or does not say how many "
+            "of its tokens are real (`counts`)"
         )
     if src is not None:
         at = lambda x: src.reshape(*src.shape, *[1] * (x.ndim - 2))

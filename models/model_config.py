@@ -207,7 +207,7 @@ class ModelConfig:
         mixers = self.layers[layer].mixers
         found = next((one for one in mixers if isinstance(one, AttentionConfig)), None)
         if found is None:
-            raise ValueError(f"layer {layer} has no attention, but {type(self.layers[layer].mixer).__name__}")
+            raise ValueError(f"layer {layer} has no attention")
         return found
 
     def window(self, layer: int) -> int | None:

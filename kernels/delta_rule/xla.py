@@ -1,14 +1,12 @@
 """The gated delta rule by XLA, on every platform."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from specjax.kernels.path_decays import decays
+from specjax.kernels.precision import full_einsum
 
 Array = jax.Array
-_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 def attend(query, key, value, strength, log_decay, known, seen, sums) -> Array:
@@ -17,8 +15,8 @@ def attend(query, key, value, strength, log_decay, known, seen, sums) -> Array:
     kept, left = jnp.moveaxis(kept, 1, 3)[..., None], jnp.moveaxis(left, (1, 2), (3, 4))
     strength = strength[..., 0, :, None]
     both = jnp.concatenate([query, key], axis=2)
-    likeness = _product("bnik,bnjk->bnij", both, key)[:, :, None]
-    of_state = _product("bnik,bnrkv->bnriv", both, sums)
+    likeness = full_einsum("bnik,bnjk->bnij", both, key)[:, :, None]
+    of_state = full_einsum("bnik,bnrkv->bnriv", both, sums)
     of_query, of_key = jnp.split(of_state, 2, axis=3)
     by_query, by_key = jnp.split(likeness, 2, axis=3)
     wanted = strength * (value - kept * of_key) + known
@@ -26,4 +24,4 @@ def attend(query, key, value, strength, log_decay, known, seen, sums) -> Array:
     if wanted.shape[3] > 1:
         below = strength * left * by_key  # the solver reads only what is below the diagonal
         made = jax.lax.linalg.triangular_solve(below, wanted, left_side=True, lower=True, unit_diagonal=True)
-    return jnp.stack([kept * of_query + _product("bnrij,bnrjv->bnriv", left * by_query, made), made])
+    return jnp.stack([kept * of_query + full_einsum("bnrij,bnrjv->bnriv", left * by_query, made), made])

@@ -26,6 +26,7 @@ from flax import nnx
 
 from specjax.kernels.delta_rule import delta_rule
 from specjax.kernels.path_decays import decays
+from specjax.kernels.precision import full_einsum
 from specjax.lm import Block
 from specjax.models.linear import Linear, by_heads
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -33,7 +34,6 @@ from specjax.models.states import paths
 
 Array = jax.Array
 _PARTS = ("query", "key", "value")
-_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 class State(NamedTuple):
@@ -86,7 +86,7 @@ class Tokens(NamedTuple):
 def advanced(sums: Array, key: Array, correction: Array, log_decay: Array, count: Array) -> Array:
     """The state after the first `count` `[B]` tokens of a path; the others are as in `Delta`, for M tokens."""
     left, weight = paths.weights(log_decay, count)
-    return left[..., None] * sums + _product("bmnrk,bmnrv->bnrkv", weight * key[:, :, :, None], correction)
+    return left[..., None] * sums + full_einsum("bmnrk,bmnrv->bnrkv", weight * key[:, :, :, None], correction)
 
 
 def corrected(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> tuple[Array, Array]:
@@ -110,15 +110,15 @@ def _by_channels(sums: Array, past: Delta | None, own: Tokens, seen: Array) -> t
     keys = own.key if past is None else jnp.concatenate([past.key, own.key], axis=1)
     logs = own.log_decay if past is None else jnp.concatenate([past.log_decay, own.log_decay], axis=1)
     kept, left = decays(logs, seen)
-    of_state = lambda x: _product("btnrk,bnrkv->btnrv", kept * x[:, :, :, None], sums)
+    of_state = lambda x: full_einsum("btnrk,bnrkv->btnrv", kept * x[:, :, :, None], sums)
     strength = own.strength[..., None]
     likeness = strength[:, :, None, ..., 0] * _scores(own.key, keys, left)
     wanted = strength * (own.value - of_state(own.key))
     if past is not None:
-        wanted = wanted - _product("btsnr,bsnrv->btnrv", likeness[:, :, :before], past.correction)
+        wanted = wanted - full_einsum("btsnr,bsnrv->btnrv", likeness[:, :, :before], past.correction)
     made = _solved(likeness[:, :, before:], wanted) if size > 1 else wanted
     every = made if past is None else jnp.concatenate([past.correction, made], axis=1)
-    read = _product("btsnr,bsnrv->btnrv", _scores(own.query, keys, left), every)
+    read = full_einsum("btsnr,bsnrv->btnrv", _scores(own.query, keys, left), every)
     return of_state(own.query) + read, made
 
 

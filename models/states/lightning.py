@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from specjax.kernels.path_decays import decays
+from specjax.kernels.precision import full_einsum
 from specjax.lm import Block
 from specjax.models.linear import Linear, by_heads
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -27,8 +28,6 @@ from specjax.models.states import paths
 Array = jax.Array
 Delta = tuple[Array, Array]
 """Keys and values `[B, T, N, H]` float32."""
-
-_product = functools.partial(jnp.einsum, precision="highest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +81,16 @@ class LightningConfig(StateMixerConfig):
 def _after(state: Array, key: Array, value: Array, log_decay: Array, count: Array) -> Array:
     """The state after the first `count` `[B]` tokens of a path."""
     left, kept = paths.weights(log_decay, count)
-    return left[:, :, None, None] * state + _product("bmnk,bmnv->bnkv", key * kept[..., None], value)
+    return left[:, :, None, None] * state + full_einsum("bmnk,bmnv->bnkv", key * kept[..., None], value)
 
 
 def _read(state: Array, query: Array, key: Array, value: Array, log_decay: Array, seen: Array) -> Array:
     """What tokens get `[B, T, N, H]` of the state and of the tokens that they have `seen`."""
     left, kept = decays(log_decay, seen)
-    scores = _product("btnk,bjnk->btjn", query, key) * kept
-    return _product("btjn,bjnv->btnv", scores, value) + left[..., None] * _product("btnk,bnkv->btnv", query, state)
+    scores = full_einsum("btnk,bjnk->btjn", query, key) * kept
+    return full_einsum("btjn,bjnv->btnv", scores, value) + left[..., None] * full_einsum(
+        "btnk,bnkv->btnv", query, state
+    )
 
 
 class Lightning(Mixer):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.precision import full_einsum
 from specjax.lm import Block
 from specjax.models.linear import Linear
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -146,7 +147,7 @@ def read(sums: Array, every: Tokens, c: Array, rates: Array, ancestors: paths.An
     since, own = _by_jumps(every, rates, jnp.broadcast_to(paths.parents(ancestors), (len(sums), total)))
     since, own = since[:, total - size :], own[:, total - size :]
     states = jnp.exp(since[..., None] * rates[None, None]) * sums[:, None] + own
-    return jnp.einsum("btcn,btn->btc", states, c, precision=jax.lax.Precision.HIGHEST)
+    return full_einsum("btcn,btn->btc", states, c)
 
 
 def _by_jumps(every: Tokens, rates: Array, parents: Array) -> tuple[Array, Array]:

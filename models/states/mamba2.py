@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.kernels.path_decays import decays
+from specjax.kernels.precision import full_einsum
 from specjax.lm import Block
 from specjax.models.linear import Linear
 from specjax.models.mixers import Mixer, StateMixerConfig
@@ -136,7 +137,7 @@ def after(sums: Array, own: Tokens, count: Array) -> Array:
     left, weight = paths.weights(log_decay, count)
     groups, shape = b.shape[2], sums.shape
     by_group = lambda x: x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
-    more = jnp.einsum("bmghw,bmgs->bghws", by_group(added * weight[..., None]), b, precision=jax.lax.Precision.HIGHEST)
+    more = full_einsum("bmghw,bmgs->bghws", by_group(added * weight[..., None]), b)
     return sums * left[:, :, None, None] + more.reshape(shape)
 
 
@@ -150,12 +151,12 @@ def read(sums: Array, every: Tokens, c: Array, seen: Array) -> Array:
       seen: `paths.Ancestors.seen`.
     """
     added, b, log_decay = every
-    groups, exact = b.shape[2], functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    groups = b.shape[2]
     from_state, left = decays(log_decay, seen)
     by_group = lambda x: x.reshape(*x.shape[:-1], groups, -1)
-    mix = by_group(left) * exact("btgs,bjgs->btjg", c, b)[..., None]
-    own = exact("btjgh,bjghw->btghw", mix, added.reshape(*added.shape[:2], groups, -1, added.shape[3]))
-    kept = exact("btgs,bghws->btghw", c, sums.reshape(len(sums), groups, -1, *sums.shape[2:]))
+    mix = by_group(left) * full_einsum("btgs,bjgs->btjg", c, b)[..., None]
+    own = full_einsum("btjgh,bjghw->btghw", mix, added.reshape(*added.shape[:2], groups, -1, added.shape[3]))
+    kept = full_einsum("btgs,bghws->btghw", c, sums.reshape(len(sums), groups, -1, *sums.shape[2:]))
     return (own + by_group(from_state)[..., None] * kept).reshape(*c.shape[:2], *added.shape[2:])
 
 

@@ -457,7 +457,7 @@ def test_weights_of_eight_bits(kind):
 @pytest.mark.parametrize("kind", MIXERS)
 def test_what_reads_both_ways_or_forgets_is_refused_when_it_is_made(kind):
     lm = MODELS[kind]
-    both = "a diffusion model reads a text both ways, and layers of .* read it from left to right"
+    both = "a diffusion model reads a text both ways, and layers with .* read it from left to right"
     with pytest.raises(ValueError, match=both):
         specjax.speculative(lm, DiffuSpec(lm, 5, Chain(2)))
     with pytest.raises(ValueError, match=both):

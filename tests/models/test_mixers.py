@@ -181,6 +181,6 @@ def test_what_writes_slots_again_is_refused():
     delta, dst = jnp.zeros((1, 2, 4)), jnp.asarray([3])
     for given in ((None, dst, None), (None, jnp.asarray([[3, 4]]), jnp.asarray([2]))):
         with pytest.raises(
-            ValueError, match="layers of MeanConfig keep a running state, and this way of decoding writes a part"
+            ValueError, match="cannot be written again in layers with a running state: this commit names slots"
         ):
             committed(MeanConfig(), jnp.zeros((1, 4)), delta, *given)

@@ -25,6 +25,11 @@ def _mixed(get: Fields, plain: ModelConfig, types: Any) -> ModelConfig:
     kinds = layer_kinds(types, plain.num_hidden_layers, near=_CONV)
     if not is_size(get("conv_L_cache")):
         raise ModelError("config.json needs positive integers for: conv_L_cache")
+    if get("conv_dim") not in (None, get("hidden_size")):
+        raise ModelError(
+            f"config.json: conv_dim {shown(get('conv_dim'))} is not supported; convolutions have the model's width "
+            f"{get('hidden_size')}"
+        )
     conv = ShortConvConfig(get("conv_L_cache"), flag("conv_bias", get("conv_bias")))
     own = plain.every(AttentionConfig, qk_norm=plain.norm)
     return own.each(lambda i, layer: dataclasses.replace(layer, mixer=conv) if kinds[i] == _CONV else layer)

@@ -46,11 +46,6 @@ def _read_2(get: Fields, plain: ModelConfig) -> ModelConfig:
     return _only(plain, own)
 
 
-_OUTER = {
-    "model.layers": "backbone.layers",
-    "model.embed_tokens": "backbone.embeddings",
-    "model.norm": "backbone.norm_f",
-}
 _SHELL = {"input_layernorm": "norm"}
 _FIELDS = state_spaces.NO_ATTENTION | {
     "rms_norm_eps": ("layer_norm_epsilon",), "mamba_expand": ("expand",), "mamba_d_conv": ("conv_kernel",),
@@ -69,7 +64,7 @@ _USUAL = state_spaces.NO_SIZES | state_spaces.USUAL_1 | {
 }  # fmt: skip
 
 names = functools.partial(
-    base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES_1, "mixer"), outer=_OUTER
+    base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES_1, "mixer"), outer=state_spaces.BACKBONE
 )
 _NOTE = "biases (`use_bias`, `use_conv_bias`)"
 MAMBA = Family(
@@ -89,7 +84,7 @@ MAMBA_2 = Family(
     },
     _read_2, state_spaces.mamba2_to_hf, SILU | {"rms_norm": (True, None)}, rope=None, layout=state_spaces.layout,
     names=functools.partial(
-        base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES, "mixer"), outer=_OUTER
+        base.renamed, modules=_SHELL | state_spaces.modules(state_spaces.NAMES, "mixer"), outer=state_spaces.BACKBONE
     ),
     fields=_FIELDS_2, note=f"{_NOTE}, groups (`n_groups`), limits of steps (`time_step_limit`)",
 )  # fmt: skip

@@ -91,17 +91,12 @@ _MODULES = {"input_layernorm": "norm", "post_attention_layernorm": "norm"} | {
     "mlp.up_proj": "mixer.up_proj", "mlp.down_proj": "mixer.down_proj", "mlp.gate": "mixer.gate",
     "mlp.into_latent": "mixer.fc1_latent_proj", "mlp.out_of_latent": "mixer.fc2_latent_proj",
 } | state_spaces.modules(state_spaces.NAMES, "mixer")  # fmt: skip
-_OUTER = {
-    "model.layers": "backbone.layers",
-    "model.embed_tokens": "backbone.embeddings",
-    "model.norm": "backbone.norm_f",
-}
 
 
 def tensor_name(name: str) -> str:
     """Nemotron-H's name of a tensor that has this name in Llama's layout."""
     name = re.sub(r"\.mlp\.((shared_)?experts)\.", r".mixer.\1.", name).replace("mlp.gate.bias", "mlp.gate.score_bias")
-    return base.renamed(name, _MODULES, _OUTER).replace(".score_bias", ".e_score_correction_bias")
+    return base.renamed(name, _MODULES, state_spaces.BACKBONE).replace(".score_bias", ".e_score_correction_bias")
 
 
 NEMOTRON_H = Family(

@@ -32,6 +32,10 @@ NO_ATTENTION: dict[str, tuple[str, ...]] = dict.fromkeys(
 """Fields that families without attention and MLPs do not have."""
 NO_SIZES = {"intermediate_size": 1, "num_attention_heads": 1, "max_position_embeddings": 1 << 20}
 """Values for them: of positions, more than any text has, since states know none."""
+BACKBONE = {
+    "model.layers": "backbone.layers", "model.embed_tokens": "backbone.embeddings", "model.norm": "backbone.norm_f",
+}  # fmt: skip
+"""For `base.renamed`, what lies outside layers in files of Mamba and Nemotron-H."""
 NAMES: Mapping[str, str] = {
     "z": "in_proj#0", "x": "in_proj#1", "bc": "in_proj#2", "dt": "in_proj#3", "conv_x": "conv1d#0", "conv_bc": "conv1d#1",
     "gated_norm": "norm", "out_proj": "out_proj",

@@ -382,6 +382,7 @@ REFUSED = (
         "layer_types must have linear_attention or full_attention for each layer, not -1",
     ),
     ("lfm2", {"layer_types": {}}, "layer_types must have conv or full_attention for each layer"),
+    ("lfm2", {"conv_dim": 5}, "conv_dim 5 is not supported; convolutions have the model's width"),
     ("minimax", {"attn_type_list": [0] * 7 + [1], "layer_types": None}, "attn_type_list is of MiniMax's own files"),
     ("minimax", {"postnorm": False}, "postnorm False is not supported"),
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),

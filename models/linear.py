@@ -28,6 +28,14 @@ class Linear(nnx.Linear):
         return y + jnp.reshape(self.bias[...].astype(self.dtype), (1,) * (y.ndim - 1) + (-1,))
 
 
+def apart(x: Array) -> Array:
+    """`x` `[B, T, E]`, for products of a few outputs per head beside wider ones.
+
+    XLA's compiler for GPUs joins products of the same rows. With outputs that fill no tile, it copies all of their matrices
+    side by side in every step. Rows after a barrier are other rows."""
+    return jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+
+
 def by_heads(x: Array, width: int) -> Array:
     """A projection `[B, T, K H]` as `[B, T, K, H]`, where H is `width`.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.linear import Linear, by_heads
+from specjax.models.linear import Linear, apart, by_heads
 from specjax.models.norms import NormConfig
 from specjax.models.states.delta_rule import DeltaRule, DeltaRuleConfig
 
@@ -35,18 +35,16 @@ class GatedDelta(DeltaRule):
 
     def __init__(self, config: GatedDeltaConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         super().__init__(config, width, dtype, rngs)
-        heads, linear = (
-            config.num_value_heads,
-            functools.partial(Linear, use_bias=False, param_dtype=dtype, dtype=dtype),
-        )
-        self.strength, self.decay = linear(width, heads, rngs=rngs), linear(width, heads, rngs=rngs)
+        heads = config.num_value_heads
+        linear = functools.partial(Linear, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.strength, self.decay = linear(heads), linear(heads)
         self.rate, self.shift = nnx.Param(jnp.zeros((heads,), jnp.float32)), nnx.Param(jnp.ones((heads,), jnp.float32))
-        self.output_gate = linear(width, heads * config.value_head_dim, rngs=rngs)
+        self.output_gate = linear(heads * config.value_head_dim)
         self.norm = NormConfig(config.eps, "wide").build(config.value_head_dim, dtype)
 
     def rates(self, x: Array) -> tuple[Array, Array]:
-        by_key_head = lambda x: by_heads(x, self.config.served)
-        strength, decay = (by_key_head(one(x)).astype(jnp.float32) for one in (self.strength, self.decay))
+        x, served = apart(x), self.config.served
+        strength, decay = (by_heads(one(x), served).astype(jnp.float32) for one in (self.strength, self.decay))
         rate, shift = (one[...].reshape(1, 1, -1, self.config.served) for one in (self.rate, self.shift))
         return nnx.sigmoid(strength), (-jnp.exp(rate) * nnx.softplus(decay + shift))[..., None]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.linear import Linear, by_heads
+from specjax.models.linear import Linear, apart, by_heads
 from specjax.models.norms import NormConfig
 from specjax.models.states.delta_rule import DeltaRule, DeltaRuleConfig
 
@@ -52,7 +52,7 @@ class KimiDelta(DeltaRule):
         decay = by_heads(self.decay(self.decay_inner(x)), size).astype(jnp.float32)
         shift = self.shift[...].reshape(1, 1, -1, size)
         decay = -jnp.exp(self.head_rate[...]) * nnx.softplus(decay + shift)
-        return nnx.sigmoid(self.strength(x).astype(jnp.float32))[..., None], decay[:, :, :, None]
+        return nnx.sigmoid(self.strength(apart(x)).astype(jnp.float32))[..., None], decay[:, :, :, None]
 
     def gated(self, out: Array, x: Array) -> Array:
         gate = by_heads(self.output_gate(self.gate_inner(x)), self.config.value_head_dim)

@@ -20,7 +20,7 @@ from flax import nnx
 from specjax.kernels.path_decays import decays
 from specjax.kernels.precision import full_einsum
 from specjax.lm import Block
-from specjax.models.linear import Linear
+from specjax.models.linear import Linear, apart
 from specjax.models.mixers import Mixer, StateMixerConfig
 from specjax.models.norms import NormConfig, rms_norm
 from specjax.models.states import paths
@@ -186,7 +186,8 @@ class Mamba2(Mixer):
         state = c.init(x.shape[2], len(x), jnp.float32) if cache is None else cache
         ancestors = paths.ancestors(block, 0 if past is None else past.x.shape[1])
         scales = [jnp.asarray(scale, jnp.float32) for scale in c.scales]
-        z, raw_x, raw_bc, dt = (part(x).astype(jnp.float32) for part in (self.z, self.x, self.bc, self.dt))
+        z, raw_x, raw_bc = (part(x).astype(jnp.float32) for part in (self.z, self.x, self.bc))
+        dt = self.dt(apart(x)).astype(jnp.float32)
         raw_x, raw_bc = raw_x * scales[1], raw_bc * jnp.repeat(jnp.stack(scales[2:4]), raw_bc.shape[2] // 2)[None, None]
         ofx = jax.nn.silu(self.conv_x(state.x, None if past is None else past.x, raw_x, ancestors))
         ofbc = jax.nn.silu(self.conv_bc(state.bc, None if past is None else past.bc, raw_bc, ancestors))

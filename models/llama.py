@@ -132,14 +132,18 @@ class LlamaLM:
     old: Old | None = None
 
     def __post_init__(self):
-        own = self.config.attentions
-        alike = len(own) == self.num_layers and not self.config.state_mixers
-        alike = alike and all(one.value_dim == one.head_dim for one in own)
-        if self.old is not None and (self.has_windows or not alike):
-            what = "has windows" if self.has_windows else "has others, or values of another width than keys"
+        own, states = self.config.attentions, self.config.state_mixers
+        reasons = {
+            "layers with windows": self.has_windows,
+            f"layers with {states[0].called if states else ''}": states,
+            "layers without plain attention": len(own) < self.num_layers,
+            "values of another width than keys": any(one.value_dim != one.head_dim for one in own),
+        }
+        what = next((reason for reason, has in reasons.items() if has), None)
+        if self.old is not None and what is not None:
             raise ValueError(
-                f"the cache {type(self.old).__name__} is for layers that see the whole text, and this model {what}: "
-                "leave the cache out"
+                f"the cache {type(self.old).__name__} forgets, for which all layers must see the whole text by plain attention; "
+                f"this model has {what}: leave the cache out"
             )
 
     def _precisely(self) -> Any:

@@ -189,6 +189,11 @@ class StateMixerConfig(MixerConfig):
           count: `[B]` int32, how many of a row's tokens are real; a row without any keeps its state bit for bit.
         """
 
+    def path(self, delta: Any, src: Array) -> Any:
+        """The delta of a path's tokens in order, leaves `[B, M, ...]`, from a block's and their indices `src` `[B, M]`."""
+        at = lambda x: src.reshape(*src.shape, *[1] * (x.ndim - 2))
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, at(x), axis=1), delta)
+
     @property
     def heads(self) -> int:
         """The number of parts into which its axes `state_heads` can be split; 0 if it has none."""
@@ -222,7 +227,4 @@ def committed(
             f"a text cannot be written again in layers with {mixer.called}: this commit names slots, or does not say how many "
             "of its tokens are real (`counts`)"
         )
-    if src is not None:
-        at = lambda x: src.reshape(*src.shape, *[1] * (x.ndim - 2))
-        delta = jax.tree.map(lambda x: jnp.take_along_axis(x, at(x), axis=1), delta)
-    return mixer.commit(state, delta, counts)
+    return mixer.commit(state, delta if src is None else mixer.path(delta, src), counts)

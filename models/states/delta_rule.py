@@ -15,6 +15,7 @@ Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before the block, `M`
 of the convolution, `D` decays of a value head: one, or one for each key channel.
 """
 
+import abc
 import dataclasses
 import functools
 import math
@@ -214,13 +215,13 @@ class DeltaRule(Mixer):
         self.output = linear(c.num_value_heads * c.value_head_dim, width)
         self.config = c
 
+    @abc.abstractmethod
     def rates(self, x: Array) -> tuple[Array, Array]:
         """The strengths `[B, T, N, R]` and logarithms of decays `[B, T, N, R, D]` of tokens `[B, T, E]`, in float32."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def gated(self, out: Array, x: Array) -> Array:
         """The outputs `[B, T, N R, V]` of value heads, normed and gated by the tokens `[B, T, E]`."""
-        raise NotImplementedError
 
     def __call__(self, x, tables, block: Block, cache, past, positions, shared=None):
         """See `Mixer`; the delta is a `Delta`."""

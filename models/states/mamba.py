@@ -63,8 +63,8 @@ class MambaDelta(NamedTuple):
     Attributes:
       own: what they add to the state.
       inputs: `[B, T, C]`, of the convolution.
-      rates: `[B, T, C, N]` float32, A, which is the same for all tokens. Only a commit reads it, of one token, so that a
-        compiler need not make it.
+      rates: `[B, T, C, N]` float32, A, which is the same for all tokens: only that of the first is read, so that a compiler
+        need not make it.
     """
 
     own: Tokens
@@ -108,6 +108,10 @@ class MambaConfig(StateMixerConfig):
         sums = after(state.sums, delta.own, delta.rates[:, 0], count)
         return MambaState(sums, paths.moved(state.window, delta.inputs, count))
 
+    def path(self, delta: MambaDelta, src: Array) -> MambaDelta:
+        own, inputs = super().path((delta.own, delta.inputs), src)
+        return MambaDelta(own, inputs, delta.rates)
+
     def axes(self, state: MambaState) -> MambaState:
         return MambaState(("batch", "state_heads", None), ("batch", None, "state_heads"))  # type: ignore
 
@@ -125,12 +129,11 @@ def after(sums: Array, own: Tokens, rates: Array, count: Array) -> Array:
       rates: `[B or 1, C, N]`.
       count: `[B]` int32.
     """
-    added, b, steps = own
-    left, later = paths.sums(steps, count)
-    kept = paths.real(count, added)
-    step = lambda total, at: (total + jnp.exp(at[0][:, :, None] * rates) * at[1][:, :, None] * at[2][:, None], None)
-    first = jnp.exp(left[:, :, None] * rates) * sums
-    return jax.lax.scan(step, first, [jnp.moveaxis(x, 1, 0) for x in (later, kept, paths.real(count, b))])[0]
+    left, later = paths.sums(own.steps, count)
+    added = paths.real(count, own.added)
+    # one loop over elements, without an array of all terms
+    terms = jnp.exp(later[..., None] * rates[:, None]) * added[..., None] * paths.real(count, own.b)[:, :, None]
+    return jnp.exp(left[:, :, None] * rates) * sums + terms.sum(axis=1)
 
 
 def read(sums: Array, every: Tokens, c: Array, rates: Array, ancestors: paths.Ancestors) -> Array:

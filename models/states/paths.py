@@ -91,9 +91,8 @@ def convolved(kernel: Array, window: Array, inputs: Array, ancestors: Ancestors)
     if text:
         taps = (joined[:, total - size + at : total + at] for at in range(width))
         return sum(kernel[at] * tap for at, tap in enumerate(taps))  # type: ignore[return-value]
-    following = (
-        jnp.flip(jnp.cumsum(jnp.flip(seen, 2), axis=2), 2) - 1
-    )  # of an ancestor: how many come after it on the path
+    # of an ancestor: how many come after it on the path
+    following = jnp.flip(jnp.cumsum(jnp.flip(seen, 2), axis=2), 2) - 1
     depth = seen.sum(axis=2) - 1
     made = kernel[-1] * inputs[:, total - size :]
     for back in range(1, width):

@@ -142,7 +142,7 @@ class LlamaLM:
         what = next((reason for reason, has in reasons.items() if has), None)
         if self.old is not None and what is not None:
             raise ValueError(
-                f"the cache {type(self.old).__name__} forgets, for which all layers must see the whole text by plain attention; "
+                f"the cache {type(self.old).__name__} forgets, so all layers must see the whole text by plain attention, and "
                 f"this model has {what}: leave the cache out"
             )
 

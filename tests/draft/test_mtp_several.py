@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.conformance import Rows, start, texts
 from support.head_start import bindings, step
-from support.tiny_families import MIMO_V2, SIZES, SLIDING
+from support.tiny_sizes import MIMO_V2, SIZES, SLIDING
 
 import specjax
 from specjax.assembly.registry import build_drafter

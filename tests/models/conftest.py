@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support import tiny_families
 from support.conformance import but_slow
-from support.tiny_families import FAMILIES, SIZES, WHOLE, odd
+from support.tiny_families import FAMILIES, WHOLE, odd
+from support.tiny_sizes import SIZES
 
 
 @dataclasses.dataclass(frozen=True)

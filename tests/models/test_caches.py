@@ -250,7 +250,7 @@ def test_who_may_have_one():
     narrow = TARGET.config.every(models.AttentionConfig, v_head_dim=4)
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (
-        (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
+        (lambda: dataclasses.replace(forgetful, config=windows), "has layers with windows"),
         (lambda: dataclasses.replace(forgetful, config=narrow), "values of another width than keys"),
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
         (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import jax_libraries
 from support.passes import logits
-from support.tiny_families import FULL, SLIDING
+from support.tiny_sizes import FULL, SLIDING
 
 from specjax import cli, models
 from specjax.jobs.manifest import fingerprint

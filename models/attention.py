@@ -36,6 +36,7 @@ class AttentionConfig(SlotMixerConfig):
       chunked: whether a text is cut into chunks of `window` tokens, and a query sees only those of its own chunk (Llama 4).
       qkv_bias: whether queries, keys and values have biases.
       o_bias: whether the output has one.
+      k_bias: whether keys have one; None: as `qkv_bias` says.
       qk_norm: the norm of each head of queries and keys.
       norm_first: whether that norm is before the rope, and not after it (Hunyuan).
       qk_head_norm: a norm before the rope with other parameters for each head (StableLM).
@@ -51,6 +52,7 @@ class AttentionConfig(SlotMixerConfig):
       value_is_key: whether values are the output of the key projection, before norm and rope.
       value_norm: the norm of values, without a scale.
       gated: whether sigmoids of the token, one for each channel of a head, multiply what heads give (Qwen3-Next).
+      distances: whether the numbers that the model's table has for distances (`specjax.models.distances`) are added to scores.
       source: the earlier layer whose keys and values this one reads; None: it has its own.
     """
 
@@ -62,6 +64,7 @@ class AttentionConfig(SlotMixerConfig):
     chunked: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
+    k_bias: bool | None = None
     qk_norm: NormConfig | None = None
     norm_first: bool = True
     qk_head_norm: NormConfig | None = None
@@ -77,6 +80,7 @@ class AttentionConfig(SlotMixerConfig):
     value_is_key: bool = False
     value_norm: NormConfig | None = None
     gated: bool = False
+    distances: bool = False
     source: int | None = None
 
     def build(
@@ -118,7 +122,7 @@ class AttentionConfig(SlotMixerConfig):
 
     @property
     def reads(self) -> Any:
-        return self.rope, self.head_dim
+        return self.rope, self.head_dim, self.distances
 
     def tables(self, positions: Array, longest: int) -> tuple[Array, Array] | None:
         """The rope's tables; see `specjax.models.ropes.tables_of`."""
@@ -138,7 +142,9 @@ class Attention(Mixer):
         self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
         self.shares = c.source is not None
         if not self.shares:
-            self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+            self.k = linear(
+                inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias if c.k_bias is None else c.k_bias
+            )
         if not self.shares and not c.value_is_key:
             self.v = linear(inputs, c.num_key_value_heads * c.value_dim, use_bias=c.qkv_bias)
         self.o = linear(c.num_attention_heads * c.value_dim, width, use_bias=c.o_bias)
@@ -193,6 +199,8 @@ class Attention(Mixer):
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
         """Returns the output, the block's (key, value), and the block's queries where the cache asks for them.
 
+        `rope` is the rope's tables or, with `distances`, the model's table `[N, 2 R + 1]`.
+
         `cache` and `past` are this layer's (key, value) pairs, or None. A layer that shares another layer's pairs takes
         that layer's, and `shared` is that layer's pair for the block. `cache` may hold more; see `Slots`.
 
@@ -200,6 +208,7 @@ class Attention(Mixer):
           ValueError: if the layer has chunks, and queries see later tokens.
         """
         c = self.config
+        distances, rope = (rope, None) if c.distances else (None, rope)
         if c.chunked and not block.causal:
             raise ValueError(
                 "layers that see chunks of a text read it from left to right, not both ways: use another model"
@@ -237,6 +246,7 @@ class Attention(Mixer):
             key_scale=key_scale,
             value_scale=value_scale,
             sinks=self.sinks[...] if c.sinks else None,
+            distances=distances,
             implementation=self.kernel,
         )
         asked = ((q * scale).reshape(batch, length, k.shape[2], -1),) if seen.asks else ()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax.arrays import Array, Bool, Int
 from specjax.kernels.kv_commit import kv_commit
 from specjax.models import kv_bits
+from specjax.models.cross import Seen, SourceCache
 from specjax.models.mixers import Kept, Place
 from specjax.pretty import Pretty
 
@@ -54,6 +55,7 @@ class KVCache(Pretty):
       capacity: static, how many positions a row may have; 0 if no layer has a ring.
       ahead: static, see above.
       states: a tuple over the layers that keep a running state (`specjax.models.mixers`).
+      source: what an encoder made of the rows' sources; None: the model has no encoder.
     """
 
     key: tuple[Any, ...]
@@ -61,6 +63,7 @@ class KVCache(Pretty):
     capacity: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     states: tuple[Any, ...] = ()
+    source: SourceCache | None = None
 
     def layer(self, index: int, length: Array) -> Slots:
         """The slots that a layer reads, by their index; for a ring, with the positions `[B, S]` that they hold after `length`
@@ -106,6 +109,11 @@ def seen_at(cache: Any, place: Place, length: Array) -> Kept:
     return Kept(slots, None if place.state is None else cache.states[place.state])
 
 
+def source_at(cache: Any, place: Place) -> Seen | None:
+    """What a layer reads of the source; None: nothing."""
+    return None if cache is None or place.source is None else cache.source.at(place.source)
+
+
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
     """An empty cache of `capacity` slots per row, for the layers of a `ModelConfig` that keep anything.
 
@@ -125,12 +133,18 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
     values = tuple(made(i, kind.value) if kind.value else None for i, kind in kinds.items())
     states = tuple(mixer.init(config.hidden_size, batch, dtype) for mixer in config.state_mixers)
     rings = {} if ahead is None else {"capacity": capacity, "ahead": ahead}
-    return KVCache(keys, values, **rings, states=states)
+    source = None
+    if config.encoder is not None:
+        kept = config.encoder.slots(capacity)
+        source = SourceCache.empty(config.crosses, batch, kept, dtype, config.encoder.shared)
+    return KVCache(keys, values, **rings, states=states, source=source)
 
 
 def kv_axes(cache: Any, config: Any = None) -> Any:
     """Logical axis names of every leaf of a cache, or of None. `config` is needed if the cache has states."""
     axes = jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
+    if isinstance(cache, KVCache) and cache.source is not None:
+        axes = dataclasses.replace(axes, source=cache.source.axes())
     mixers = () if config is None else config.state_mixers
     if not mixers:
         return axes

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models.cross import CrossConfig
 from specjax.models.experts import ExpertsConfig
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.laurel import Laurel
@@ -57,6 +58,7 @@ class LayerConfig:
       streams: of how many residual streams the layer computes the first (`specjax.models.streams`); 0: there is only one.
       normed_stream: None: branches are added to the stream. Otherwise they are added to their own normed inputs (MiniMax-01),
         with these factors: of the mixer's input and of its output, and of the feed-forward's input and of its output.
+      cross: the attention over a source between mixer and feed-forward; None: the layer reads none.
     """
 
     mixer: MixerConfig | None
@@ -74,6 +76,7 @@ class LayerConfig:
     laurel: int = 0
     streams: int = 0
     normed_stream: tuple[float, ...] | None = None
+    cross: CrossConfig | None = None
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
         """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""
@@ -118,6 +121,8 @@ class Layer(nnx.Module):
             setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
         if c.norms_mixer or c.sum_norms:
             self.attention_norm = norm()
+        if c.cross is not None:
+            self.cross, self.cross_norm = c.cross.build(width, dtype, rngs, kernel), norm()
         if c.norms_feed or c.sum_norms:
             self.mlp_norm = norm()
         if c.feed is not None:
@@ -136,7 +141,7 @@ class Layer(nnx.Module):
             self.altup = AltUp(c.streams, width, c.norm, dtype, rngs)
         self.config = c
 
-    def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None):
+    def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None, source=None):
         """The stream after the layer, and the mixer's delta; None without a mixer.
 
         Args:
@@ -146,9 +151,11 @@ class Layer(nnx.Module):
           cache: see `Mixer`.
           past: see `Mixer`.
           positions: see `Mixer`.
-          skip: `[2]` bool, traced: whether to leave out the mixer, and the feed-forward, where the layer has them.
+          skip: `[2]` bool, traced: whether to leave out the attention (mixer and source), and the feed-forward, where the
+            layer has them.
           shared: see `Mixer`.
           inputs: `[B, T, P]`, see `LayerInput`.
+          source: what the layer reads of a source (`specjax.models.cross.Seen`), if it reads one.
         """
 
         def mix(x) -> tuple[Any, Any]:
@@ -158,7 +165,8 @@ class Layer(nnx.Module):
             mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
             x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed, entered, 0)
             x = (x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x
-            return self.attention_norm(x) if self.config.sum_norms else x, delta
+            x = self.attention_norm(x) if self.config.sum_norms else x
+            return (x if self.config.cross is None else self._crossed(x, source)), delta
 
         def feed(x):
             if self.config.feed is None:
@@ -187,12 +195,18 @@ class Layer(nnx.Module):
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
-        parts = (self.mixer, None if self.config.feed is None else self.mlp)
+        parts = (self.mixer, *(getattr(self, name) for name in ("cross", "mlp") if hasattr(self, name)))
         return tuple(product for part in parts if part is not None for product in part.split_products())
 
     def entered(self, x):
         """The mixer's input, from the residual stream."""
         return self.attention_norm(x) if self.config.norms_mixer else x
+
+    def _crossed(self, x, source):
+        if source is None:
+            raise ValueError("a layer reads a source, and there is no cache that holds one: encode() fills it")
+        read = self.cross(self.cross_norm(x) if self.config.pre_norms else x, source)
+        return self.cross_norm(x + read) if self.config.sum_norms else x + read
 
     def _added(self, x, branch, normed, first):
         """The stream with a branch, whose input was `normed`; `first` is the place of its factors."""

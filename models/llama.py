@@ -19,15 +19,16 @@ from flax import nnx
 
 from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.tree_attention import Implementation
-from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
+from specjax.lm import Block, Draw, Output, Partial, Source, Wants, inputs
 from specjax.models.caches.base import Old, OldCache
+from specjax.models.embedding import EmbeddingConfig, entered, positions_of
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
-from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, seen_at
+from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, seen_at, source_at
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
 from specjax.models.mixers import Kept, SlotMixerConfig, committed
-from specjax.models.model_config import EmbeddingConfig, ModelConfig
+from specjax.models.model_config import ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
 from specjax.models.streams import Streams
@@ -43,27 +44,30 @@ class Llama(nnx.Module):
     def __init__(
         self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, bare: bool = False
     ):
-        c, size, table = config, config.hidden_size, config.embedding.layer_inputs
+        c, size, inputs = config, config.hidden_size, config.embedding.layer_inputs
         table_width = c.embedding.width or size
         linear = functools.partial(Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.embed = nnx.Embed(c.vocab_size, table_width, param_dtype=dtype, dtype=dtype, rngs=rngs)
         if table_width != size:
             self.project_in = linear(table_width, size, use_bias=False)
             self.project_out = linear(size, table_width, use_bias=False)
-        if c.embedding.positions is not None:
-            rows = c.embedding.positions.rows
-            self.positions = nnx.Embed(rows, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        if (table := positions_of(c.embedding, size, dtype, rngs)) is not None:
+            self.positions = table
         if c.embedding.norm is not None:
             self.embed_norm = c.embedding.norm.build(size, dtype)
         self.layers = nnx.List([layer.build(size, dtype, rngs, kernel) for layer in (() if bare else c.layers)])
         if c.head.normed:
             self.norm = c.norm.build(size, dtype)
-        if table is not None:
-            self.layer_inputs = LayerInputs(table, c.num_hidden_layers, size, c.norm, dtype, rngs)
+        if inputs is not None:
+            self.layer_inputs = LayerInputs(inputs, c.num_hidden_layers, size, c.norm, dtype, rngs)
         if c.embedding.streams:
             self.streams = Streams(c.embedding.streams, size, dtype, rngs)
         if c.head.transform is not None:
             self.transform = c.head.transform.build(size, dtype, rngs)
+        if c.encoder is not None:
+            self.encoder = c.encoder.build(size, dtype, rngs, kernel)
+        if c.distances is not None:
+            self.distances = c.distances.build(dtype)
         if not c.head.tied:
             self.head = linear(table_width, c.vocab_size, use_bias=c.head.bias)
         elif c.head.bias:
@@ -71,10 +75,7 @@ class Llama(nnx.Module):
 
     def entered(self, config: EmbeddingConfig, h: Array, positions: Array) -> Array:
         """The first layer's input `[B, T, R]`, from embeddings `h` `[B, T, E]` of tokens at `positions` `[B, T]`."""
-        if config.positions is not None:
-            rows = jnp.clip(positions, 0, config.positions.size - 1) + config.positions.offset
-            h = h + self.positions.embedding[...].at[rows].get(mode="promise_in_bounds").astype(h.dtype)
-        h = h if config.norm is None else self.embed_norm(h)
+        h = entered(self, config, h, positions)
         return self.streams.split(h) if config.streams else h
 
 
@@ -137,6 +138,7 @@ class LlamaLM:
             "layers with windows": self.has_windows,
             f"layers with {states[0].called if states else ''}": states,
             "layers without plain attention": len(own) < self.num_layers,
+            "attention over a source": self.config.encoder is not None,
             "values of another width than keys": any(one.value_dim != one.head_dim for one in own),
         }
         what = next((reason for reason, has in reasons.items() if has), None)
@@ -269,6 +271,8 @@ class LlamaLM:
         for mixer, key in kinds.items():
             if key not in tables:
                 tables[key] = mixer.tables(block.positions, config.max_position_embeddings)
+            if getattr(mixer, "distances", False):
+                tables[key] = model.distances()
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
@@ -291,6 +295,7 @@ class LlamaLM:
                 h, delta = model.layers[i](
                     h, None if layer.mixer is None else tables[kinds[layer.mixer]], block, layer_cache, layer_past, positions,
                     left_out, None if source == i else layer.given(own[source]), None if inputs is None else inputs[:, :, i],
+                    source_at(cache, place),
                 )  # fmt: skip
                 own[i] = layer.kept(delta)
         slots = [own[i].slots for i in config.owners if lo <= i < hi]
@@ -354,6 +359,35 @@ class LlamaLM:
         if self.old is not None:
             return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)
         return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
+
+    @property
+    def encodes(self) -> bool:
+        return self.config.encoder is not None
+
+    def encode(self, params: Any, cache: KVCache, source: Source) -> KVCache:
+        """See `specjax.lm.LM.encode`.
+
+        Raises:
+          ValueError: if the source has more slots than the cache has for it.
+        """
+        model, slots = self.bind(params), cache.source.key[0].shape[2]
+        with jax.named_scope("encoder"), self._precisely():
+            states, lengths = model.encoder(source, functools.partial(self._embed_source, params))
+            if states.shape[1] > slots:
+                raise ValueError(f"the source has {states.shape[1]} slots, and the cache has room for {slots}")
+            pairs = [layer.cross.slots(states) for layer in model.layers if layer.config.cross is not None]
+        tokens = source.inputs if self.config.encoder.frames is None else None
+        return dataclasses.replace(cache, source=cache.source.filled(pairs, lengths, tokens))
+
+    def source(self, cache: KVCache) -> Array | None:
+        """See `specjax.lm.LM.source`."""
+        return None if cache.source is None else cache.source.tokens
+
+    def _embed_source(self, params: Any, tokens: Array) -> Array:
+        own = self.config.encoder.embedding
+        table = params["embed"] if self.config.encoder.shared else params["encoder"]["embed"]
+        h = embedded(table["embedding"], tokens, own.vocab_size)
+        return h * jnp.asarray(own.scale, jnp.float32)
 
     def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
         """See `specjax.lm.LM.begin`. The cache is returned unchanged, unless it forgets; then it is as the first step

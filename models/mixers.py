@@ -38,10 +38,12 @@ class Place(NamedTuple):
     Attributes:
       slots: the index of its slots, among the layers with slots of their own; None: it reads none.
       state: the index of its running state, among the layers with one; None: it has none.
+      source: its index among the layers that read a source (`specjax.models.cross`); None: it reads none.
     """
 
     slots: int | None = None
     state: int | None = None
+    source: int | None = None
 
 
 class Mixer(nnx.Module):

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from specjax.models.attention import AttentionConfig
+from specjax.models.cross import CrossConfig
+from specjax.models.distances import DistancesConfig
+from specjax.models.embedding import EmbeddingConfig
+from specjax.models.embedding import PositionsConfig as PositionsConfig
+from specjax.models.encoder import EncoderConfig
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer import LayerConfig
-from specjax.models.layer_inputs import LayerInputsConfig
 from specjax.models.mixers import Place, SlotMixerConfig, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
@@ -18,50 +22,6 @@ from specjax.models.ropes import RopeConfig, RopeScaling
 from specjax.models.transform import TransformConfig
 
 Part = TypeVar("Part")
-
-
-@dataclasses.dataclass(frozen=True)
-class PositionsConfig:
-    """A table of learned vectors, one for each position.
-
-    Attributes:
-      size: the number of positions.
-      offset: the row of position 0.
-    """
-
-    size: int
-    offset: int = 0
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.size + self.offset
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbeddingConfig:
-    """The embedding of tokens.
-
-    Attributes:
-      vocab_size: the number of tokens.
-      width: the width of the table; None: the model's. With another width, one matrix follows the table, and one precedes
-        the head.
-      scale: the factor of embeddings.
-      exact: whether that factor is float32, and not rounded to the type of embeddings.
-      positions: learned vectors of positions, which are added to embeddings; None: there are none.
-      norm: the norm of the first layer's input; None: it has none.
-      layer_inputs: the further inputs of every layer; None: there are none.
-      streams: how many residual streams are made of it (`specjax.models.streams`); 0: it is the only one.
-    """
-
-    vocab_size: int
-    width: int | None = None
-    scale: float = 1.0
-    exact: bool = False
-    positions: PositionsConfig | None = None
-    norm: NormConfig | None = None
-    layer_inputs: LayerInputsConfig | None = None
-    streams: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +57,8 @@ class ModelConfig:
       norm: the norm before the head.
       head: how logits are computed.
       max_position_embeddings: how many positions it was made for.
+      encoder: what reads a source for it; None: there is no source.
+      distances: numbers that its layers add to scores by distance; None: there are none.
       family: the `model_type` of the family by which it was read (`specjax.models.families`); `save` writes it. Empty
         for a model that came from no folder; then `save` writes the first family that can express it.
     """
@@ -107,6 +69,8 @@ class ModelConfig:
     norm: NormConfig = NormConfig()
     head: HeadConfig = HeadConfig()
     max_position_embeddings: int = 2048
+    encoder: EncoderConfig | None = None
+    distances: DistancesConfig | None = None
     family: str = dataclasses.field(default="", compare=False)
 
     def __hash__(self) -> int:
@@ -240,12 +204,18 @@ class ModelConfig:
         return tuple(one for one in found if one is not None)
 
     @functools.cached_property
+    def crosses(self) -> tuple[CrossConfig, ...]:
+        """The attention over the source, of each layer that has it."""
+        return tuple(layer.cross for layer in self.layers if layer.cross is not None)
+
+    @functools.cached_property
     def places(self) -> tuple[Place, ...]:
         """Where each layer's part of a cache is."""
         layers = range(self.num_hidden_layers)
         slots = {layer: at for at, layer in enumerate(self.owners)}
         states = {layer: at for at, layer in enumerate(i for i in layers if self.state_mixer(i) is not None)}
-        return tuple(Place(slots.get(self.source(i)), states.get(i)) for i in layers)
+        crossed = {layer: at for at, layer in enumerate(i for i in layers if self.layers[i].cross is not None)}
+        return tuple(Place(slots.get(self.source(i)), states.get(i), crossed.get(i)) for i in layers)
 
     def tables(self, positions: Any, layer: int = 0) -> Any:
         """The tables of a layer's mixer for positions `[B, T]`; see `specjax.models.mixers.MixerConfig`."""

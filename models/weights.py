@@ -34,6 +34,15 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     keys = [getattr(key, "key", key) for key in path]
     kind = "bias" if keys[-1] == "bias" else "weight"
     match keys[:-1]:
+        case ["encoder", *own]:
+            name, transposed = hf_name((*own, keys[-1]))
+            return f"encoder.{name}", transposed
+        case ["distances"]:
+            module = "distances"
+        case ["layers", layer, "cross_norm"]:
+            module = f"model.layers.{layer}.cross_norm"
+        case ["layers", layer, "cross", name]:
+            module = f"model.layers.{layer}.cross_attn.{name}_proj"
         case ["embed"]:
             module = "model.embed_tokens"
         case ["positions"]:

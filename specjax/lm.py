@@ -71,6 +71,20 @@ class Block(Pretty):
     split: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Source(Pretty):
+    """What an encoder reads beside the text, one source for each row.
+
+    Attributes:
+      inputs: `[B, S]` int32 token ids, padded on the right with -1; or `[B, S, F]` float features, such as frames of sound.
+      lengths: `[B]` int32, tokens or frames of each row.
+    """
+
+    inputs: Any
+    lengths: Int[Array, " B"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Wants:
     """The results that a forward pass must return. Static and hashable; merge two with `|`.

@@ -3,6 +3,7 @@
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
 from specjax.kernels.chunks import QUERIES, chunked
 from specjax.kernels.tree_attention import lowered, unrolled, xla
@@ -34,7 +35,7 @@ def tree_attention(
     key_positions: jax.Array | None = None, cache_positions: jax.Array | None = None, unseen: jax.Array | None = None,
     causal: bool = True, split: bool = False, scale: float, window: int | None = None, soft_cap: float | None = None,
     key_scale: jax.Array | None = None, value_scale: jax.Array | None = None, sinks: jax.Array | None = None,
-    implementation: Implementation | None = None,
+    distances: jax.Array | None = None, implementation: Implementation | None = None,
 ) -> jax.Array:  # fmt: skip
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
@@ -50,9 +51,9 @@ def tree_attention(
       length: `[B]` int32, visible cache slots per row; finite numbers beyond it have no effect.
       visible: `[B or 1, T or 1, P + T]` bool; None for `causal`/full; or, without a cache, `Unrolled` for repeated
         passes over the same slots.
-      query_positions: `[B, T]` int32, read only under a `window`: where the queries' windows end. With the ends of the queries'
+      query_positions: `[B, T]` int32, read under a `window` and with `distances`: where the queries' windows end. With the ends of the queries'
         chunks of `window` positions, a causal query sees the keys of its own chunk.
-      key_positions: `[B, P + T]` int32, read only under a `window`.
+      key_positions: `[B, P + T]` int32, read under a `window` and with `distances`.
       cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, if it is not the slot's
         number (a ring, `specjax.models.kv`). Only under a `window`.
       unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes for which the block has newer keys.
@@ -69,6 +70,9 @@ def tree_attention(
       value_scale: as `key_scale`; None without `value`.
       sinks: `[K * G]`, a score of every head that takes part in its softmaxes but has no value (attention sinks, Xiao
         et al. 2023, arXiv:2309.17453, learned as in gpt-oss).
+      distances: `[K * G, 2 R + 1]`, what is added to a head's score by the key's position less the query's, from -R or
+        less to R or more (relative positions, Raffel et al. 2020, arXiv:1910.10683, section 2.1). For `xla` and `blocked`;
+        such a block is not split.
       implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache.
         `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. `mosaic_gpu` is another kernel, for
         NVIDIA's Hopper, faster from 16 nodes and 16,384 slots on. None chooses when the program is lowered: `blocked` on a CPU,
@@ -86,8 +90,11 @@ def tree_attention(
         lowered for a platform, types or shapes that it cannot serve.
     """
     _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value)
+    split = split and distances is None
     options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if isinstance(visible, Unrolled):
+        if distances is not None:
+            raise ValueError("an unrolled block of tree_attention has no distances: give a mask")
         value = key if value is None else value
         return unrolled.attend(query, key, value, visible, positions=query_positions, sinks=sinks, **options)
     splits = split and ring.splits(query, key, cache_key)
@@ -100,8 +107,9 @@ def tree_attention(
         query, visible, positions = queries
         operands = Operands(
             grouped(query, key.shape[2]), *own, cache_key, cache_value, length, visible, positions,
-            key_positions if splits else None, unseen, key_scale, value_scale,
+            key_positions if splits or distances is not None else None, unseen, key_scale, value_scale,
             None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions,
+            None if distances is None else distances.astype(jnp.float32).reshape(key.shape[2], -1, distances.shape[1]),
         )  # fmt: skip
         if splits:
             return ungrouped(ring.attend(operands, causal=causal, **options), query)

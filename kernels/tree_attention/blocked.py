@@ -31,7 +31,8 @@ def attend(operands: Operands, **options) -> jax.Array:
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """The same as `Found`."""
     o = operands
-    own = add(nothing(o.result_shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.values)
+    scored = scores(o.queries, o.key, o.visible, scale, soft_cap, added=o.added(o.key_positions))
+    own = add(nothing(o.result_shape), scored, o.values)
     return prefix(own, operands, scale=scale, window=window, soft_cap=soft_cap)
 
 
@@ -52,9 +53,11 @@ def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Foun
         start = jnp.minimum(i * size, capacity - size)  # the last block may overlap the previous one
         cut = lambda x, axis: None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
         slots = start + jnp.arange(size)[None]
-        seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window, cut(o.cache_positions, 1))
+        held = cut(o.cache_positions, 1)
+        seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window, held)
         seen = seen & (slots >= i * size)[None]
-        scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2))
+        added = o.added(slots if held is None else held)
+        scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2), added)
         return add(found, scored, cut(cache_value, 2), cut(value_scale, 2), o.values.dtype)
 
     near = window is not None and o.cache_positions is None  # the slots of a ring are not ordered

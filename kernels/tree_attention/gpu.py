@@ -37,7 +37,7 @@ def refusal(operands: Operands) -> str | None:
     width = operands.queries.shape[3]
     if width % 16:
         return f"on a GPU the head width has to be a multiple of 16, not {width}"
-    return operands.other_values or operands.several_scales or operands.no_values
+    return operands.by_distance or operands.other_values or operands.several_scales or operands.no_values
 
 
 def pieces(width: int) -> tuple[slice, ...]:

@@ -32,6 +32,8 @@ AXES = Operands(
     value_scale=("batch", "kv_heads", "slots"),
     sinks=("kv_heads", None),
     cache_positions=("batch", "slots"),
+    key_positions=("batch", None),
+    distances=("kv_heads", None, None),
 )
 """Logical axes of the operands of `api.attend_with`."""
 

@@ -50,7 +50,7 @@ def refusal(operands: Operands) -> str | None:
         return f"its heads have a width of {' or '.join(map(str, WIDTHS))}, not {width}"
     if capacity % 8 or capacity < BLOCK:
         return f"its caches have at least {BLOCK} slots, a multiple of 8, not {capacity}"
-    return operands.other_values or operands.several_scales or operands.no_values
+    return operands.by_distance or operands.other_values or operands.several_scales or operands.no_values
 
 
 def attend(operands: Operands, **options) -> jax.Array:

@@ -28,11 +28,14 @@ class Operands:
       visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None for a block whose tokens
         a mesh splits, which is causal or full.
       query_positions: `[B, T]` int32, or None without a window.
-      key_positions: `[B, P + T]` int32, under a window for a block whose tokens a mesh splits; otherwise None.
+      key_positions: `[B, P + T]` int32, with `distances`, and under a window for a block whose tokens a mesh splits; otherwise
+        None.
       unseen: `[B, S]` bool, holes in the cache, or None.
       key_scale: `[B, K G, S]` for a quantised cache, or None; a key's channels have G parts.
       value_scale: as `key_scale`.
       cache_positions: `[B, S]` int32 for a ring; None: slot s holds position s.
+      distances: `[K, G, 2 R + 1]` float32, what is added to a score by the key's position less the query's, from -R to R; or
+        None.
       sinks: `[K, M]` float32, a score without a value that every query meets once, or None.
     """
 
@@ -50,6 +53,7 @@ class Operands:
     value_scale: Any = None
     sinks: Any = None
     cache_positions: Any = None
+    distances: Any = None
 
     @property
     def values(self) -> Any:
@@ -78,6 +82,22 @@ class Operands:
     def no_values(self) -> str | None:
         """The reason why a kernel that reads keys and values apart cannot take these, or None."""
         return "it reads values of their own, and these are the keys" if self.value is None else None
+
+    @property
+    def by_distance(self) -> str | None:
+        """The reason why a kernel whose scores do not depend on distances cannot take these, or None."""
+        return None if self.distances is None else "its scores do not depend on the distances of keys"
+
+    def added(self, positions: jax.Array) -> jax.Array | None:
+        """What is added to the scores of keys at `positions` `[B or 1, S]`: `[B, K, M, S]` float32; None: nothing."""
+        if self.distances is None:
+            return None
+        heads, group, size = self.distances.shape
+        reach = size // 2
+        away = jnp.clip(positions[:, None] - self.query_positions[:, :, None], -reach, reach) + reach
+        found = jnp.take(self.distances.reshape(heads * group, size), away, axis=1, mode="clip")  # [N, B, T, S]
+        found = found.reshape(heads, group, *away.shape).transpose(2, 0, 3, 1, 4)
+        return found.reshape(away.shape[0], heads, -1, away.shape[2])
 
     @property
     def several_scales(self) -> str | None:
@@ -168,17 +188,19 @@ def capped(scores, soft_cap):
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def scores(query, key, visible, scale, soft_cap, key_scale=None):
+def scores(query, key, visible, scale, soft_cap, key_scale=None, added=None):
     """Queries `[B, K, M, H]` times keys `[B, K, S, H]`, MASKED where not `visible` `[B or 1, T or 1, S]`: `[B, K, M, S]`.
 
-    With a `key_scale` `[B, K G, S]`, the keys are quantised, and it is the factor of each of their G parts.
+    With a `key_scale` `[B, K G, S]`, the keys are quantised, and it is the factor of each of their G parts. `added`
+    `[B or 1, K, M, S]` is added at the end.
     """
     key, key_scale = _of_heads(key, key_scale, query.dtype)
     product = jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
     product = product if key_scale is None else product * key_scale[:, :, None]
     if visible.shape[1] > 1:
         visible = jnp.repeat(visible, query.shape[2] // visible.shape[1], axis=1)
-    return jnp.where(visible[:, None], capped(product * scale, soft_cap), MASKED)
+    scored = capped(product * scale, soft_cap)
+    return jnp.where(visible[:, None], scored if added is None else scored + added, MASKED)
 
 
 def _of_heads(x, scale, dtype):

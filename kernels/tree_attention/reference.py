@@ -6,7 +6,7 @@ import numpy as np
 def reference(
     query, key, value, cache_key, cache_value, length, *, visible=None, query_positions=None, key_positions=None,
     unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
-    sinks=None, cache_positions=None,
+    sinks=None, cache_positions=None, distances=None,
 ):  # fmt: skip
     """Takes the arguments of `tree_attention`, and returns `[B, T, K * G, H]` in float64; H is that of values."""
     exact = lambda x: np.asarray(x).astype(np.float64)
@@ -29,21 +29,26 @@ def reference(
     for b, t, n in np.ndindex(batch, block, heads):
         k = n // (heads // kv_heads)
         near = lambda position, b=b, t=t: window is None or at[b, t] - position < window
-        keys, values = [], []
+        keys, values, held = [], [], []
         for s in range(min(int(length[b]), cache_key.shape[2])):
             if near(s if cache_positions is None else int(cache_positions[b, s])) and not (
                 unseen is not None and unseen[b, s]
             ):
                 keys.append(cache_key[b, k, s])
                 values.append(cache_value[b, k, s])
+                held.append(s if cache_positions is None else int(cache_positions[b, s]))
         for i in range(past + block):
             seen = visible[b, t, i] if visible is not None else (not causal or i - past <= t)
             if seen and near(own_at[b, i]):
                 keys.append(key[b, i, k])
                 values.append(value[b, i, k])
+                held.append(own_at[b, i])
         if keys:
             scores = np.stack(keys) @ query[b, t, n] * scale
             scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
+            if distances is not None:
+                reach = distances.shape[1] // 2
+                scores = scores + exact(distances)[n, np.clip(np.asarray(held) - at[b, t], -reach, reach) + reach]
             sink = np.zeros(0) if sinks is None else exact(sinks)[n : n + 1]
             weights = np.exp(np.concatenate([scores, sink]) - np.max(np.concatenate([scores, sink])))
             out[b, t, n] = weights[: len(values)] / weights.sum() @ np.stack(values)

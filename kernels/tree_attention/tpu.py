@@ -40,7 +40,7 @@ def refusal(operands: Operands) -> str | None:
         return f"a block and its past may hold {MAX_KEYS} keys, not {keys}"
     if rows > MAX_ROWS:
         return f"a kv-head may have {MAX_ROWS} queries (slots times heads per kv-head), not {rows}"
-    return operands.other_values or operands.several_scales
+    return operands.by_distance or operands.other_values or operands.several_scales
 
 
 def attend(operands: Operands, **options) -> jax.Array:

@@ -14,12 +14,14 @@ def attend(operands: Operands, **options) -> jax.Array:
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """One softmax over concatenated prefix and block scores, as `Found`."""
     o = operands
-    own = scores(o.queries, o.key, o.visible, scale, soft_cap)
+    own = scores(o.queries, o.key, o.visible, scale, soft_cap, added=o.added(o.key_positions))
     laid = own
     if o.cache_key is not None:
         slots = jnp.arange(o.cache_key.shape[2])[None]
         seen = prefix_visible(slots, o.length, o.query_positions, o.unseen, window, o.cache_positions)
-        laid = jnp.concatenate([scores(o.queries, o.cache_key, seen, scale, soft_cap, o.key_scale), own], axis=-1)
+        added = o.added(slots if o.cache_positions is None else o.cache_positions)
+        before = scores(o.queries, o.cache_key, seen, scale, soft_cap, o.key_scale, added)
+        laid = jnp.concatenate([before, own], axis=-1)
     peak = jax.lax.stop_gradient(laid.max(axis=-1, keepdims=True))
     weights = jnp.where(laid > MASKED / 2, jnp.exp(laid - peak), 0.0)
     total = weights.sum(axis=-1, keepdims=True)

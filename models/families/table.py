@@ -70,6 +70,8 @@ from specjax.models.gemma_text import GEMMA3 as GEMMA3
 from specjax.models.gemma_text import GEMMA3N as GEMMA3N
 from specjax.models.gemma_text import GEMMA4 as GEMMA4
 from specjax.models.families.gpt_oss import GPT_OSS as GPT_OSS
+from specjax.models.families.t5 import T5 as T5
+from specjax.models.families.t5 import MT5 as MT5
 
 FAMILIES: dict[str, Family] = {one.model_type: one for one in list(globals().values()) if isinstance(one, Family)}
 """The families by `model_type`."""

@@ -3,7 +3,6 @@
 UNSUPPORTED = {
     ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"):
     "sparse attention (DSA): an index chooses the tokens that a query sees",
-    ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
 }  # fmt: skip
 """The unsupported part of each architecture, by its names."""
 

@@ -70,10 +70,7 @@ class SourceCache(Pretty):
         """The cache of rows with these keys and values `[B, S', K, H]` of each layer; S' is at most S."""
         old, form = jax.tree.flatten((self.key, self.value))
         keys, values = zip(*pairs, strict=True)
-        new = [
-            kv_bits.stored(x, like)
-            for x, like in zip((*keys, *values), (*self.key, *self.value), strict=True)
-        ]
+        new = [kv_bits.stored(x, like) for x, like in zip((*keys, *values), (*self.key, *self.value), strict=True)]
         written = kv_commit(old, jax.tree.leaves(new), None, jnp.zeros_like(self.length))
         key, value = jax.tree.unflatten(form, written)
         kept = self.tokens

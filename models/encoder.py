@@ -66,13 +66,28 @@ class EncoderConfig:
         return capacity if self.frames is None else self.frames.slots
 
 
+class Convolution(nnx.Module):
+    """A convolution of three frames, from `[B, S, F]` to `[B, S / stride, E]`."""
+
+    def __init__(self, features: int, width: int, stride: int, dtype: Any, rngs: nnx.Rngs):
+        self.filter = nnx.Param(nnx.initializers.lecun_normal(1, 0)(rngs.params(), (width, features, 3), dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+        self.stride = stride
+
+    def __call__(self, x: Array) -> Array:
+        found = jax.lax.conv_general_dilated(
+            x.astype(self.filter.dtype), self.filter[...], (self.stride,), [(1, 1)],
+            dimension_numbers=("NWC", "OIW", "NWC"),
+        )  # fmt: skip
+        return found.astype(jnp.float32) + self.bias[...].astype(jnp.float32)[None, None]
+
+
 class Frames(nnx.Module):
     """See `FramesConfig`."""
 
     def __init__(self, config: FramesConfig, width: int, dtype: Any, rngs: nnx.Rngs):
-        conv = functools.partial(nnx.Conv, kernel_size=(3,), padding=1, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.conv1 = conv(config.features, width)
-        self.conv2 = conv(width, width, strides=2)
+        self.conv1 = Convolution(config.features, width, 1, dtype, rngs)
+        self.conv2 = Convolution(width, width, 2, dtype, rngs)
 
     def __call__(self, frames: Array) -> Array:
         """`[B, S, E]` from frames `[B, 2 S, F]`."""

@@ -21,6 +21,8 @@ APPLIED = (
     "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
 """Fields that set the defaults of options."""
+STARTS = ("decoder_start_token_id", "forced_decoder_ids")
+"""Fields that say how the text of a model with an encoder begins."""
 _SEARCHES = {"num_beam_groups": 1, "diversity_penalty": 0, "length_penalty": 1, "early_stopping": False}
 ELSEWHERE = _SEARCHES | {
     "do_sample": False, "temperature": 1, "max_new_tokens": None, "max_length": None, "num_beams": 1,
@@ -64,7 +66,43 @@ def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             if not is_set(field, value):
                 continue
         found[field] = value
-    return found
+    return found | _starts(folder, config)
+
+
+def _starts(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `STARTS` of a model with an encoder."""
+    if not config.get("is_encoder_decoder"):
+        return {}
+    said = [read(folder), config]
+    each = {name: [one[name] for one in said if one.get(name) is not None] for name in STARTS}
+    return {name: values[0] for name, values in each.items() if values}
+
+
+def starts(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """The ids with which a text begins that is written beside a source: the start token, and those that follow it always.
+    Empty where no file says them.
+
+    Args:
+      folder: of the model.
+      config: its parsed `config.json`.
+
+    Raises:
+      ModelError: on values that are not ids.
+    """
+    if not config.get("is_encoder_decoder"):
+        return ()
+    said = _starts(folder, config)
+    first = said.get("decoder_start_token_id", config.get("bos_token_id"))
+    forced = said.get("forced_decoder_ids") or []
+    pairs = [one for one in forced if isinstance(one, list) and len(one) == 2 and one[1] is not None]
+    if first is None:
+        return ()
+    if not is_id(first) or [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
+        raise ModelError(
+            f"{folder}: decoder_start_token_id must be the id with which texts begin, and forced_decoder_ids the places 1, 2, "
+            f"... and their ids, not {shown(first)} and {shown(forced)}"
+        )
+    return (first, *(token for _, token in pairs))
 
 
 def eos_ids(folder: Path, config: dict[str, Any], of_tokenizer: Callable[[], Any]) -> tuple[int, ...]:
@@ -115,7 +153,7 @@ def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
     most = said.get("max_length", 0)
     if {"max_new_tokens"} & {*said, *chosen} or is_size(most) and most >= model.max_length:
         without.add("max_length")
-    without |= set(APPLIED) - (_barred() if model.masked else set())
+    without |= {*STARTS} | set(APPLIED) - (_barred() if model.masked else set())
     names = [f"{name}={shown(value)}" for name, value in said.items() if name not in without]
     if not names:
         return None

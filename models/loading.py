@@ -136,10 +136,15 @@ def load(
     form = checked_format(form, lm)
     added = _adapters(adapter, lm, raw)
     wide = widened(_with_parted_head(lm, raw, added), mesh)
-    said = generation.fields(home, raw)  # our own checks come before those of transformers
+    said, starts = (
+        generation.fields(home, raw),
+        generation.starts(home, raw),
+    )  # our own checks come before those of transformers
     eos_ids = generation.eos_ids(home, raw, lambda: getattr(words(), "eos_token_id", None))
     of = tuple(one.folder for one in added)
-    made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
+    made = Model(
+        wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said, starts=starts
+    )
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
     return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers, other)
 

@@ -85,6 +85,16 @@ class Tensor:
         return dataclasses.replace(self, shape=shape, offset=offset, size=(stop - start) * row)
 
 
+def zeros(name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor that no file holds: float32 zeros."""
+
+    def read(wanted: list[tuple[Any, np.ndarray]]) -> None:
+        for _, own in wanted:
+            own[...] = 0
+
+    return Tensor(name, Path(), "F32", shape, 0, 0, read)
+
+
 def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A flat tensor as a matrix of this shape; any other tensor as it is."""
     whole = tensor.read

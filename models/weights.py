@@ -37,6 +37,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
         case ["encoder", *own]:
             name, transposed = hf_name((*own, keys[-1]))
             return f"encoder.{name}", transposed
+        case ["frames", name]:
+            module = f"frames.{name}"
         case ["distances"]:
             module = "distances"
         case ["layers", layer, "cross_norm"]:

@@ -72,6 +72,10 @@ from specjax.models.gemma_text import GEMMA4 as GEMMA4
 from specjax.models.families.gpt_oss import GPT_OSS as GPT_OSS
 from specjax.models.families.t5 import T5 as T5
 from specjax.models.families.t5 import MT5 as MT5
+from specjax.models.families.bart import BART as BART
+from specjax.models.families.bart import MBART as MBART
+from specjax.models.families.bart import MARIAN as MARIAN
+from specjax.models.families.bart import WHISPER as WHISPER
 
 FAMILIES: dict[str, Family] = {one.model_type: one for one in list(globals().values()) if isinstance(one, Family)}
 """The families by `model_type`."""

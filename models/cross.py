@@ -82,7 +82,8 @@ class SourceCache(Pretty):
         """Logical axis names of every leaf."""
         slots = lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim]
         key, value = jax.tree.map(slots, (self.key, self.value))
-        return SourceCache(key, value, ("batch",), None if self.tokens is None else ("batch", "slots"))
+        named: Any = {"length": ("batch",), "tokens": None if self.tokens is None else ("batch", "slots")}
+        return SourceCache(key, value, **named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Cross(nnx.Module):
         key, key_scale = kv_bits.parts(seen.key)
         value, value_scale = kv_bits.parts(seen.value)
         # a block has no keys here, and implementations want one
-        none = jnp.zeros((q.shape[0], 1, *q.shape[2:]), q.dtype if key_scale is not None else key.dtype)
+        none = kv_bits.read(kv_bits.stored(jnp.zeros((q.shape[0], 1, *q.shape[2:]), q.dtype), seen.key), q.dtype)
         found = tree_attention(
             q, none, none, key, value, seen.length, visible=jnp.zeros((1, 1, 1), bool),
             scale=c.head_dim**-0.5 if c.scale is None else c.scale, key_scale=key_scale, value_scale=value_scale,

@@ -22,6 +22,7 @@ from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Source, Wants, inputs
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.embedding import EmbeddingConfig, entered, positions_of
+from specjax.models.encoder import EncoderConfig
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, seen_at, source_at
 from specjax.models.kv_heads import copied
@@ -368,24 +369,27 @@ class LlamaLM:
         """See `specjax.lm.LM.encode`.
 
         Raises:
-          ValueError: if the source has more slots than the cache has for it.
+          ValueError: if there is no encoder, or the source has more slots than the cache has for it.
         """
-        model, slots = self.bind(params), cache.source.key[0].shape[2]
+        encoder, kept = self.config.encoder, cache.source
+        if encoder is None or kept is None:
+            raise ValueError("this model has no encoder: leave the source out")
+        model, slots = self.bind(params), kept.key[0].shape[2]
         with jax.named_scope("encoder"), self._precisely():
-            states, lengths = model.encoder(source, functools.partial(self._embed_source, params))
+            states, lengths = model.encoder(source, functools.partial(self._embed_source, encoder, params))
             if states.shape[1] > slots:
                 raise ValueError(f"the source has {states.shape[1]} slots, and the cache has room for {slots}")
             pairs = [layer.cross.slots(states) for layer in model.layers if layer.config.cross is not None]
-        tokens = source.inputs if self.config.encoder.frames is None else None
-        return dataclasses.replace(cache, source=cache.source.filled(pairs, lengths, tokens))
+        tokens = source.inputs if encoder.frames is None else None
+        return dataclasses.replace(cache, source=kept.filled(pairs, lengths, tokens))
 
     def source(self, cache: KVCache) -> Array | None:
         """See `specjax.lm.LM.source`."""
         return None if cache.source is None else cache.source.tokens
 
-    def _embed_source(self, params: Any, tokens: Array) -> Array:
-        own = self.config.encoder.embedding
-        table = params["embed"] if self.config.encoder.shared else params["encoder"]["embed"]
+    def _embed_source(self, encoder: EncoderConfig, params: Any, tokens: Array) -> Array:
+        own = encoder.embedding
+        table = params["embed"] if encoder.shared else params["encoder"]["embed"]
         h = embedded(table["embedding"], tokens, own.vocab_size)
         return h * jnp.asarray(own.scale, jnp.float32)
 

@@ -51,8 +51,8 @@ def tree_attention(
       length: `[B]` int32, visible cache slots per row; finite numbers beyond it have no effect.
       visible: `[B or 1, T or 1, P + T]` bool; None for `causal`/full; or, without a cache, `Unrolled` for repeated
         passes over the same slots.
-      query_positions: `[B, T]` int32, read under a `window` and with `distances`: where the queries' windows end. With the ends of the queries'
-        chunks of `window` positions, a causal query sees the keys of its own chunk.
+      query_positions: `[B, T]` int32, read under a `window` and with `distances`: where the queries' windows end. With the
+        ends of the queries' chunks of `window` positions, a causal query sees the keys of its own chunk.
       key_positions: `[B, P + T]` int32, read under a `window` and with `distances`.
       cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, if it is not the slot's
         number (a ring, `specjax.models.kv`). Only under a `window`.

@@ -134,8 +134,9 @@ T5 = _T5(
     },
     _read, _write, {"is_encoder_decoder": (True,)}, rope=None, text=_text,
     fields={
-        "hidden_size": ("d_model",), "head_dim": ("d_kv",), "intermediate_size": ("d_ff",), "num_attention_heads": ("num_heads",),
-        "num_hidden_layers": ("num_decoder_layers",), "rms_norm_eps": ("layer_norm_epsilon",), "hidden_act": (),
+        "hidden_size": ("d_model",), "head_dim": ("d_kv",), "intermediate_size": ("d_ff",),
+        "num_attention_heads": ("num_heads",), "num_hidden_layers": ("num_decoder_layers",),
+        "rms_norm_eps": ("layer_norm_epsilon",), "hidden_act": (),
         "num_key_value_heads": (), "max_position_embeddings": (),
     },
     note="an encoder of another depth (`num_decoder_layers`), the feed-forward (`feed_forward_proj`), buckets of distances; a "
@@ -144,6 +145,8 @@ T5 = _T5(
 )  # fmt: skip
 MT5 = dataclasses.replace(
     T5, model_type="mt5", architecture="MT5ForConditionalGeneration",
-    usual={**T5.usual, "vocab_size": 250112, "feed_forward_proj": "gated-gelu", "num_attention_heads": 6, "intermediate_size": 1024,
-           "num_layers": 8, "scale_decoder_outputs": False},
+    usual={
+        **T5.usual, "vocab_size": 250112, "feed_forward_proj": "gated-gelu", "num_attention_heads": 6,
+        "intermediate_size": 1024, "num_layers": 8, "scale_decoder_outputs": False,
+    },
 )  # fmt: skip

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.attention import B, G, H, K, T, holes, quantised, ring, sinks, world
+from support.attention import B, G, H, K, T, distances, holes, quantised, ring, sinks, world
 from support.conformance import but_slow
 
 from specjax.draft import PromptLookup
@@ -155,6 +155,18 @@ def test_a_quantised_cache(way, dtype):
     (cache_key, key_scale), (cache_value, value_scale) = (quantised(cut(x), dtype) for x in (cache_key, cache_value))
     scales = {"key_scale": key_scale, "value_scale": value_scale}
     check((*new, cache_key, cache_value, length), options | scales, way)
+
+
+@pytest.mark.parametrize("way", ["xla", "blocked"])
+def test_scores_by_distance(way):
+    """Of keys on both sides, near and far, in the cache, the past and the block; and of the slots of a ring."""
+    operands, options = world(300, (0, 129, 300), past=7)
+    check(operands, options | {"distances": distances()}, way)
+    texts = (9, 96, 500)
+    operands, options = world(96, np.minimum(texts, 96))
+    positions = jnp.asarray(texts)[:, None] + jnp.arange(T)[None]
+    options |= {"query_positions": positions, "key_positions": positions, "cache_positions": ring(96, texts)}
+    check(operands, options | {"distances": distances()}, way, window=50)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -396,6 +408,17 @@ def test_a_ring_is_split_too():
     }
     got = on("context=4,model=2", *operands, **options)
     np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+    del options["visible"]
+    got = on("context=4,model=2", *operands, **options, split=True)
+    np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+
+
+def test_distances_of_split_slots():
+    """A block that could be split is not."""
+    operands, options = world(96, (0, 33, 96), block=8)
+    options["distances"] = distances()
+    want = reference(*operands, **options, scale=H**-0.5)
+    np.testing.assert_allclose(on("context=4,model=2", *operands, **options), want, rtol=1e-5, atol=1e-5)
     del options["visible"]
     got = on("context=4,model=2", *operands, **options, split=True)
     np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)

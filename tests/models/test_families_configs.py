@@ -274,7 +274,7 @@ OWN = {
     "granitemoehybrid": {"attention_multiplier", "logits_scaling", "layer_types"}, "nemotron_h": {"layer_types"},
     "gpt_neox": {"use_parallel_residual"}, "stablelm": {"use_parallel_residual"}, "minimax": {"layer_types"},
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"decoder_sparse_step", "mlp_only_layers"}),
-    "kimi_linear": {"layer_types", "kv_lora_rank"},
+    "kimi_linear": {"layer_types", "kv_lora_rank"}, "t5": {"logits_scaling"},
     "qwen3_next": {"attn_output_gate", "layer_types", "decoder_sparse_step", "mlp_only_layers"},
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"attn_output_gate", "layer_types"}),
 }  # fmt: skip

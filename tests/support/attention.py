@@ -32,6 +32,11 @@ def sinks(heads=K * G):
     return jnp.asarray(np.random.default_rng(2).normal(size=heads) * 9, jnp.float32)
 
 
+def distances(heads=K * G, reach=20):
+    """Different on both sides, and as large as scores."""
+    return jnp.asarray(np.random.default_rng(3).normal(size=(heads, 2 * reach + 1)) * 3, jnp.float32)
+
+
 def quantised(cache, dtype):
     """A cache in 8 bits, and its scale for every slot and head; the garbage beyond the lengths is garbage still."""
     top = 127 if dtype == jnp.int8 else float(jnp.finfo(dtype).max)

@@ -1,0 +1,170 @@
+"""Models with an encoder: numbers, folders and texts are those of transformers, whatever the batch, tree, mesh and cache."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import but_slow
+from support.tiny_encoders import KINDS, LENGTHS, build, draw
+
+from specjax import models
+from specjax.lm import Block, Source, Wants
+from specjax.models import LlamaLM, ModelError, hf_config
+from specjax.models.distances import DistancesConfig
+from specjax.tree import Topology
+
+pytest.importorskip("transformers")
+
+SPLIT, CAPACITY = 11, 40
+DEEPEST = 4
+"""The longest path of the tree."""
+FAST = ("t5", "bart")
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory):
+    """`encodings(name)`: the tiny model of a kind."""
+    return functools.cache(lambda name, **drawn: build(name, tmp_path_factory.mktemp(name), **drawn))
+
+
+def batch(sources):
+    """Sources of ids or of frames as one `Source`, padded."""
+    lengths = jnp.asarray([len(one) for one in sources], jnp.int32)
+    if np.ndim(sources[0]) == 2:
+        return Source(jnp.asarray(np.stack(sources)), lengths)
+    ids = np.full((len(sources), max(map(len, sources)) + 3), -1, np.int32)
+    for row, one in zip(ids, sources, strict=True):
+        row[: len(one)] = one
+    return Source(jnp.asarray(ids), lengths)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def read(lm, params, source, texts):
+    """Logits `[B, T, V]` of texts `[B, T]`, read in two parts, and the cache after the first."""
+    cache = lm.encode(params, lm.init_cache(len(texts), CAPACITY), source)
+
+    def part(cache, first, last):
+        own = texts[:, first:last]
+        at = jnp.broadcast_to(jnp.arange(first, last)[None], own.shape)
+        return lm(params, Block(own, at, jnp.full((len(own),), first)), cache, wants=Wants(logits=True))
+
+    once = part(cache, 0, SPLIT)
+    counts = jnp.full((len(texts),), SPLIT)
+    cache = lm.commit(cache, once.delta, None, jnp.zeros_like(counts), counts)
+    return jnp.concatenate([once.logits, part(cache, SPLIT, texts.shape[1]).logits], axis=1), cache
+
+
+def texts_of(encoding):
+    """A text for every source, `[B, T]`."""
+    return np.random.default_rng(1).integers(3, encoding.vocab, (len(LENGTHS), 37)).astype(np.int32)
+
+
+def near(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(1.0, np.abs(theirs).max() / 5))
+
+
+def agrees(encoding):
+    """Compares logits of ragged sources, and returns the loaded model."""
+    model = models.load(encoding.folder, dtype="float32")
+    texts, sources = texts_of(encoding), encoding.sources()
+    ours, _ = read(model.lm, model.params, batch(sources), texts)
+    for row, source in enumerate(sources):
+        near(ours[row], encoding.logits(source, texts[row]))
+    return model
+
+
+@pytest.mark.parametrize("name", but_slow(KINDS, *(set(KINDS) - {*FAST})))
+def test_logits_and_folders_are_those_of_transformers(encodings, name, tmp_path):
+    """Of ragged sources, in two parts. What is written again loads as the same model, here and there."""
+    encoding = encodings(name)
+    model = agrees(encoding)
+    assert model.starts == (encoding.torch.config.decoder_start_token_id,)
+    models.save(tmp_path / "again", model.lm, model.params, generation=model.generation)
+    again = models.load(tmp_path / "again", dtype="float32")
+    assert again.lm == model.lm and again.starts == model.starts
+    same = type(encoding.torch).from_pretrained(tmp_path / "again").eval()
+    source, text = encoding.sources()[0], list(range(3, 20))
+    theirs = encoding.logits(source, text)
+    np.testing.assert_array_equal(dataclasses.replace(encoding, torch=same).logits(source, text), theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (1, 2, 3))
+@pytest.mark.parametrize("name", ("t5", "t5_gated", "bart", "mbart", "marian"))
+def test_odd_sizes(name, seed, tmp_path):
+    agrees(build(name, tmp_path, seed, **draw(name, seed)))
+
+
+@pytest.mark.parametrize("name", but_slow(KINDS, *(set(KINDS) - {"t5"})))
+def test_a_tree_is_its_paths(encodings, name):
+    """After a text that was read in parts, by depth and not by place."""
+    encoding = encodings(name)
+    model = models.load(encoding.folder, dtype="float32")
+    lm, params, sources = model.lm, model.params, encoding.sources()
+    rng = np.random.default_rng(2)
+    _, cache = read(lm, params, batch(sources), texts_of(encoding))
+    parents = Topology.from_choices(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))).parents
+    nodes = rng.integers(3, encoding.vocab, (len(sources), len(parents))).astype(np.int32)
+    seen = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        seen[node] |= seen[parent] if node else False
+    depth = seen.sum(axis=1) - 1
+    base = jnp.full((len(sources),), SPLIT)
+    block = Block(jnp.asarray(nodes), base[:, None] + depth[None], base, jnp.asarray(seen)[None])
+    run = jax.jit(lambda block: lm(params, block, cache, wants=Wants(logits=True)).logits)
+    tree = run(block)
+    for node in range(len(parents)):
+        path = np.flatnonzero(seen[node])
+        at = np.resize(path, DEEPEST)  # nodes after the path are not read
+        along = Block(jnp.asarray(nodes[:, at]), base[:, None] + jnp.arange(DEEPEST)[None], base)
+        np.testing.assert_allclose(tree[:, node], run(along)[:, len(path) - 1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ("int8", "bfloat16"))
+def test_other_caches(encodings, kind):
+    """Keys and values of a source are kept in the cache's type, and give nearly the same distributions."""
+    encoding = encodings("bart")
+    model = models.load(encoding.folder, dtype="float32", cache_dtype=kind)
+    plain = models.load(encoding.folder, dtype="float32")
+    texts, source = texts_of(encoding), batch(encoding.sources())
+    ours, cache = read(model.lm, model.params, source, texts)
+    exact, _ = read(plain.lm, plain.params, source, texts)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cache.source.key)} <= {kind, "float32"}
+    off = np.abs(jax.nn.softmax(ours) - jax.nn.softmax(exact)).max()
+    assert 0 < off < 0.05
+
+
+def test_buckets_are_those_of_transformers():
+    torch = pytest.importorskip("torch")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    away = np.arange(-700, 700)
+    for both, count, reach in ((False, 32, 128), (True, 32, 128), (False, 8, 20), (True, 16, 50)):
+        theirs = T5Attention._relative_position_bucket(torch.as_tensor(away), both, count, reach)
+        config = DistancesConfig(1, count, reach, both)
+        np.testing.assert_array_equal(config.buckets(away), theirs.numpy())
+        np.testing.assert_array_equal(config.buckets(np.clip(away, -reach, reach)), theirs.numpy())
+
+
+def test_what_cannot_be_read_is_said(encodings):
+    model = models.load(encodings("bart").folder, dtype="float32")
+    lm, params = model.lm, model.params
+    source = batch([[5] * 50])
+    with pytest.raises(ValueError, match="the source has 53 slots, and the cache has room for 40"):
+        lm.encode(params, lm.init_cache(1, CAPACITY), source)
+    block = Block(jnp.asarray([[2]]), jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
+    with pytest.raises(ValueError, match="a layer reads a source, and there is no cache that holds one"):
+        lm(params, block, None, wants=Wants(logits=True))
+    for said, why in (
+        ({"model_type": "t5", "feed_forward_proj": "half-gelu"}, "feed_forward_proj must be"),
+        ({"model_type": "t5", "relative_attention_num_buckets": 30}, "must be a multiple of 4"),
+        ({"model_type": "bart", "encoder_attention_heads": 7}, "heads divide d_model 1024"),
+        ({"model_type": "whisper", "num_mel_bins": 0}, "num_mel_bins and max_source_positions must be positive"),
+    ):
+        with pytest.raises(ModelError, match=why):
+            hf_config.from_hf(said)
+    assert LlamaLM(hf_config.from_hf({"model_type": "bart"})).config.encoder.longest == 1024

@@ -41,7 +41,9 @@ class Guided(Paired):
         if not math.isfinite(self.scale):
             raise ValueError(f"guidance_scale must be a finite number, got {self.scale!r}")
         if encodes(self.lm):
-            raise ValueError("guidance leaves out the prompt, and this model's encoder reads it: decode without guidance")
+            raise ValueError(
+                "guidance leaves out the prompt, and this model's encoder reads it: decode without guidance"
+            )
 
     def blended(self, own, other):
         return jnp.where(own == -jnp.inf, -jnp.inf, other + self.scale * (own - other))

@@ -43,6 +43,8 @@ class Model:
         plain.
       generation: the fields of `generation_config.json` about drawing texts (`specjax.models.generation`): defaults of
         a prompt's options, such as `repetition_penalty`, and fields that are not applied.
+      starts: the ids with which the text of a decoder begins that has an encoder (`LM.encodes`); a user's prompt is
+        then the encoder's source.
     """
 
     lm: Any
@@ -57,6 +59,7 @@ class Model:
     adapter: tuple[Path, ...] = ()
     weights: str | None = None
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    starts: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_quantised)) / 1e6

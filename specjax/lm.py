@@ -53,11 +53,12 @@ class Source(Pretty):
     lengths: Int[Array, " B"]
 
     @classmethod
-    def of(cls, rows: Sequence[Any]) -> "Source":
+    def of(cls, rows: Sequence[Any], width: int = 0) -> "Source":
         """Sources on the host, one per row.
 
         Args:
           rows: lists of token ids, or arrays `[S, F]` of features.
+          width: S, at least.
 
         Raises:
           ValueError: for anything else, and for a mixture of both.
@@ -69,7 +70,7 @@ class Source(Pretty):
         if not any(frames) and not all(np.issubdtype(array.dtype, np.integer) for array in arrays if array.size):
             raise ValueError("a source is a list of token ids, or an array [S, F] of features")
         lengths = np.asarray([len(array) for array in arrays], np.int32)
-        shape = (len(arrays), max(lengths, default=0), *(arrays[0].shape[1:] if arrays else ()))
+        shape = (len(arrays), max([width, *lengths]), *(arrays[0].shape[1:] if arrays else ()))
         inputs = np.zeros(shape, np.float32) if any(frames) else np.full(shape, -1, np.int32)
         for row, array in zip(inputs, arrays, strict=True):
             row[: len(array)] = array
@@ -254,6 +255,11 @@ class LM(Protocol):
         """
         ...
 
+    @property
+    def source_features(self) -> int:
+        """F, if the sources are features `[B, S, F]`; 0 if they are tokens."""
+        ...
+
     def __call__(
         self,
         params: PyTree,
@@ -380,6 +386,7 @@ class BaseLM:
     num_layers: int = 0
     reads_mixtures: bool = False
     encodes: bool = False
+    source_features: int = 0
 
     def commit(
         self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."],

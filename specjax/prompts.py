@@ -94,11 +94,14 @@ class Prompts(Pretty):
             row[: len(ids)] = ids
         new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
         ends = np.broadcast_to(np.asarray([*eos] or [-1], np.int32), (len(rows), len(eos) or 1))
-        read = None if source is None else Source.of(source)
+        reads = None if source is None else Source.of(source)
+        if source is not None and len(source) != len(rows):
+            raise ValueError(f"there are {len(source)} sources and {len(rows)} prompts: give a source per prompt")
         if keys is None:
-            keys = row_keys(seed, [[*before, *ids.tolist()] for before, ids in zip(_named(source, rows), rows, strict=True)])
-        tokens, lengths, limit, ends, read = jax.device_put((tokens, lengths, lengths + new, ends, read))
-        return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends, source=read)
+            own = [None] * len(rows) if source is None else source
+            keys = row_keys(seed, [identity(ids.tolist(), read) for ids, read in zip(rows, own, strict=True)])
+        tokens, lengths, limit, ends, reads = jax.device_put((tokens, lengths, lengths + new, ends, reads))
+        return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends, source=reads)
 
     def ends(self, width: int) -> jax.Array:
         """The ids that end a text, `[R, width]`, for a state with room for that many.
@@ -152,27 +155,18 @@ def _ids(prompt: Any) -> np.ndarray:
     return ids.astype(np.int32)
 
 
-def source_ids(source: Any) -> list[int]:
-    """The ids of one row's source that decide its noise, before those of its prompt.
-
-    Features stand for the bits of their float32 numbers.
+def identity(prompt: Any, source: Any = None) -> Any:
+    """The ids that decide a row's noise, for `row_keys`: the source's, then the prompt's. Features count as their bits.
 
     Args:
-      source: token ids, or an array `[S, F]`; None: no source.
+      prompt: token ids.
+      source: token ids, or an array `[S, F]` of features; None: no source.
     """
     if source is None:
-        return []
-    array = np.asarray(source)
-    return (array if array.ndim == 1 else np.ascontiguousarray(array, "<f4").view("<i4")).ravel().tolist()
-
-
-def _named(source, rows):
-    """`source_ids` of every row."""
-    if source is None:
-        return [[]] * len(rows)
-    if len(source) != len(rows):
-        raise ValueError(f"there are {len(source)} sources and {len(rows)} prompts: give a source per prompt")
-    return [source_ids(own) for own in source]
+        return prompt
+    read = np.asarray(source)
+    read = read if read.ndim == 1 else np.ascontiguousarray(read, "<f4").view("<i4").ravel()
+    return np.concatenate([read.astype(np.int32), np.asarray(prompt, np.int32)])
 
 
 def _check_keys(keys, count):
@@ -200,7 +194,9 @@ def _check_source(source, count):
             f"[{count}, S] or features [{count}, S, F], and lengths [{count}]"
         )
     if not jnp.issubdtype(source.inputs.dtype, jnp.integer if len(shape) == 2 else jnp.floating):
-        raise ValueError(f"a source [B, S] is of token ids and [B, S, F] of features, not {source.inputs.dtype} {shape}")
+        raise ValueError(
+            f"a source [B, S] is of token ids and [B, S, F] of features, not {source.inputs.dtype} {shape}"
+        )
 
 
 def check_padding(tokens: np.ndarray, lengths: np.ndarray, short: np.ndarray) -> None:

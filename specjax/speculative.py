@@ -257,7 +257,9 @@ class Speculative(Decoder[DecodeState]):
           ValueError: for a target with an encoder, whose rows differ from the first token on.
         """
         if self.encodes:
-            raise ValueError("prompts of a target with an encoder share no prefix, since each has its own source: leave it out")
+            raise ValueError(
+                "prompts of a target with an encoder share no prefix, since each has its own source: leave it out"
+            )
         size = tokens.shape[0]
         row = self._fresh(params, state, 1)
         row = dataclasses.replace(

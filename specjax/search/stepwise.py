@@ -123,7 +123,9 @@ def check_alone(method: Decode, model: Any, mesh: Any, logprobs: bool) -> None:
     """Raises ValueError for what a step-by-step method does not support: a mesh, log-probabilities, a diffusion model."""
     check_pair([model])
     if encodes(model.lm) and isinstance(method, Stepwise):
-        raise ValueError(f"{_name(method)} goes back in one text, and {model.name} reads a source beside it: decode otherwise")
+        raise ValueError(
+            f"{_name(method)} goes back in one text, and {model.name} reads a source beside it: decode otherwise"
+        )
     if mesh is not None and isinstance(method, Stepwise):
         raise ValueError(f"{_name(method)} goes step by step on one device: leave the mesh out, or decode otherwise")
     if logprobs:

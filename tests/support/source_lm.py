@@ -22,6 +22,7 @@ class Reads(BaseLM):
     copies: float = 4.0
 
     encodes = True
+    source_features = property(lambda self: self.vocab_size if self.features else 0)
 
     def init_cache(self, batch, capacity, dtype=None):
         slots = 12 if self.features else capacity
@@ -64,9 +65,13 @@ class Reads(BaseLM):
 
     def _logits(self, params, last, positions, kind, read):
         after = jnp.pad(read, ((0, 0), (0, 1)), constant_values=-1)[:, 1:]
-        follows = (read[:, None] == last[:, :, None])[..., None] & (after[:, None, :, None] == jnp.arange(self.vocab_size))
+        follows = (read[:, None] == last[:, :, None])[..., None] & (
+            after[:, None, :, None] == jnp.arange(self.vocab_size)
+        )
         copied = jnp.minimum(follows.sum(axis=2), 1)
-        return params["last"][last] + params["kind"][kind][:, None] + params["place"][positions % 4] + self.copies * copied
+        return (
+            params["last"][last] + params["kind"][kind][:, None] + params["place"][positions % 4] + self.copies * copied
+        )
 
     def _final(self, cache, block):
         """All that `unembed` needs: the token, its position, and the source."""

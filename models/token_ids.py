@@ -1,4 +1,4 @@
-"""Token ids, and features of an encoder, in the forms that callers have: lists, arrays of numpy, JAX or torch, and tokenizer outputs."""
+"""Token ids and features in the forms that callers have: lists, arrays of numpy, JAX or torch, tokenizer outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -103,7 +103,7 @@ def several(prompts: Any) -> Any:
         return rows(prompts)
     if is_array(prompts):
         shape = tuple(prompts.shape)
-        if len(shape) == 3 and shape[0]:
+        if len(shape) == 3 and shape[0] and is_features(prompts[0]):
             return [one(prompt) for prompt in prompts]
         if is_features(prompts):
             return [one(prompts)]

@@ -367,6 +367,7 @@ class Speculative(Decoder[DecodeState]):
             begin=state.prompt_length,
             eos=state.eos,
             carried=state.carried,
+            limit=state.limit,
         )
         return view, sampler
 

@@ -320,4 +320,5 @@ class Search(Decoder[SearchState], abc.ABC):
             greedy=self.greedy,
             begin=repeat(state.prompt_length),
             eos=repeat(state.eos),
+            limit=repeat(state.limit),
         )

@@ -263,6 +263,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             greedy=self.greedy,
             begin=state.prompt_length,
             eos=state.eos,
+            limit=state.limit,
         )
         token = sampler.draw(logits[:, None], 0)[:, 0]
         failed = live & (token < 0)

@@ -5,7 +5,7 @@ import math
 
 import jax.numpy as jnp
 
-from specjax.lm import LM
+from specjax.lm import LM, check_both_encode
 from specjax.models.paired import Paired
 
 
@@ -37,6 +37,7 @@ class Contrastive(Paired):
         if self.amateur.vocab_size != self.lm.vocab_size:
             sizes = f"{self.amateur.vocab_size} tokens and the model {self.lm.vocab_size}"
             raise ValueError(f"the amateur has {sizes}: take one of the same vocabulary")
+        check_both_encode(self.amateur, self.lm, "the amateur")
 
     def blended(self, own, other):
         plausible = own >= math.log(self.alpha) + own.max(axis=-1, keepdims=True)

@@ -123,8 +123,16 @@ class Encoder(nnx.Module):
         Args:
           source: the source; slots after a row's end have no effect.
           embed: a function from tokens `[B, S]` to embeddings `[B, S, E]`.
+
+        Raises:
+          ValueError: if it has another number of frames or features.
         """
         c = self.config
+        if c.frames is not None and source.inputs.shape[1:] != (2 * c.frames.slots, c.frames.features):
+            raise ValueError(
+                f"a source is {2 * c.frames.slots} frames of {c.frames.features} features, not {source.inputs.shape[1:]}: pad or "
+                "cut it (transformers' feature extractor does, and gives [F, S])"
+            )
         h = embed(source.inputs) if c.frames is None else self.frames(source.inputs).astype(jnp.float32)
         lengths = source.lengths if c.frames is None else jnp.full_like(source.lengths, h.shape[1])
         positions = jnp.broadcast_to(jnp.arange(h.shape[1], dtype=jnp.int32)[None], h.shape[:2])

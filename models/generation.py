@@ -17,7 +17,8 @@ from specjax.warpers import WARPERS
 
 FILE = "generation_config.json"
 APPLIED = (
-    "repetition_penalty", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "top_k", "top_p", "min_p",
+    "repetition_penalty", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "top_k", "top_p", "min_p",
     "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
 """Fields that set the defaults of options."""
@@ -26,8 +27,8 @@ STARTS = ("decoder_start_token_id", "forced_decoder_ids")
 _SEARCHES = {"num_beam_groups": 1, "diversity_penalty": 0, "length_penalty": 1, "early_stopping": False}
 ELSEWHERE = _SEARCHES | {
     "do_sample": False, "temperature": 1, "max_new_tokens": None, "max_length": None, "num_beams": 1,
-    "num_return_sequences": 1, "no_repeat_ngram_size": 0, "sequence_bias": None, "begin_suppress_tokens": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": 1,
+    "num_return_sequences": 1, "no_repeat_ngram_size": 0, "sequence_bias": None,
+    "exponential_decay_length_penalty": None, "guidance_scale": 1,
     "dola_layers": None, "penalty_alpha": 0, "watermarking_config": None, "token_healing": False, "stop_strings": None,
     "max_time": None, "constraints": None, "force_words_ids": None,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.lm import Block, Wants
+from specjax.lm import Block, Wants, encodes
 from specjax.models.paired import Paired, PairedCache
 
 Array = jax.Array
@@ -29,7 +29,7 @@ class Guided(Paired):
       negative: token ids, transformers' `negative_prompt_ids`.
 
     Raises:
-      ValueError: if the scale is not finite.
+      ValueError: if the scale is not finite, or the model has an encoder.
     """
 
     reads_prompt: ClassVar[bool] = False
@@ -40,6 +40,10 @@ class Guided(Paired):
     def __post_init__(self):
         if not math.isfinite(self.scale):
             raise ValueError(f"guidance_scale must be a finite number, got {self.scale!r}")
+        if encodes(self.lm):
+            raise ValueError(
+                "guidance leaves out the prompt, and this model's encoder reads it: decode without guidance"
+            )
 
     def blended(self, own, other):
         return jnp.where(own == -jnp.inf, -jnp.inf, other + self.scale * (own - other))

@@ -365,6 +365,11 @@ class LlamaLM:
     def encodes(self) -> bool:
         return self.config.encoder is not None
 
+    @property
+    def source_features(self) -> int:
+        """How many features a frame of its sources has; 0: it reads no frames."""
+        return 0 if self.config.encoder is None or self.config.encoder.frames is None else self.config.encoder.frames.features
+
     def encode(self, params: Any, cache: KVCache, source: Source) -> KVCache:
         """See `specjax.lm.LM.encode`.
 

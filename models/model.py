@@ -43,7 +43,8 @@ class Model:
         plain.
       generation: the fields of `generation_config.json` about drawing texts (`specjax.models.generation`): defaults of
         a prompt's options, such as `repetition_penalty`, and fields that are not applied.
-      starts: the ids with which the text begins that a model with an encoder writes; empty without an encoder.
+      starts: the ids with which the text of a decoder begins that has an encoder (`LM.encodes`); a user's prompt is
+        then the encoder's source.
     """
 
     lm: Any

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.lm import LM, Block, Output, Wants
+from specjax.lm import LM, Block, Output, Source, Wants
 from specjax.pretty import Pretty
 
 Array = jax.Array
@@ -120,6 +120,16 @@ class Paired(abc.ABC):
     def room(self) -> int:
         """The number of further slots that the other text may need."""
         return 0
+
+    def encode(self, params: PyTree, cache: PairedCache, source: Source) -> PairedCache:
+        """See `specjax.lm.LM.encode`: both passes read the source."""
+        lm, weights = self.other(params)
+        own = self.lm.encode(self.own(params), cache.own, source)
+        return dataclasses.replace(cache, own=own, other=lm.encode(weights, cache.other, source))
+
+    def source(self, cache: PairedCache) -> Array | None:
+        """See `specjax.lm.LM.source`."""
+        return self.lm.source(cache.own)
 
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
         """See `specjax.lm.LM.begin`."""

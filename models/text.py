@@ -6,8 +6,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specjax.lm import encodes
 from specjax.models.messages import rendered
-from specjax.models.token_ids import one
+from specjax.models.token_ids import is_features, one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,8 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
         template, or a prompt that leaves no room for a token.
     """
     prompt = one(prompt)
+    if is_features(prompt):
+        raise ValueError(f"{model.name} reads tokens, not features [S, F]: give the {what} as text or as token ids")
     if not isinstance(prompt, (str, list, tuple)):
         raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
@@ -74,12 +77,45 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
             f"the {what} holds an image (token id {model.canvas.image_id}), and only the text part of {model.name} "
             "is read: leave images out"
         )
-    if len(ids) >= model.max_length:
+    if len(ids) >= model.max_length + encodes(model.lm):  # a source needs no room for new tokens
         raise ValueError(
             f"the {what} has {len(ids)} tokens, which is more than {model.name} has room for: its capacity is "
             f"{model.max_length} positions, prompt and output together; shorten the {what}"
         )
     return tuple(ids)
+
+
+def check_starts(model: Any) -> None:
+    """Raises ValueError if a model with an encoder does not say how its texts begin, or another model does."""
+    if encodes(model.lm) and not model.starts:
+        raise ValueError(
+            f"{model.name} has an encoder, and nothing says how its texts begin: give specjax.models.Model the ids as starts"
+        )
+    if model.starts and not encodes(model.lm):
+        raise ValueError(f"{model.name} has no encoder, so its texts begin with the prompts: leave starts out")
+    if outside := [token for token in model.starts if not 0 <= token < model.lm.vocab_size]:
+        raise ValueError(f"starts holds the token {outside[0]}, outside the vocabulary of {model.lm.vocab_size} tokens")
+
+
+def source_of(model: Any, prompt: Any, chat: Chat | None = None) -> Any:
+    """What a model's encoder reads of a prompt: token ids, as `encoded` makes them, or features `[S, F]` float32.
+
+    Args:
+      model: what `specjax.models.load` returned, with an encoder.
+      prompt: see `encoded`; or an array `[S, F]`.
+      chat: see `encoded`.
+
+    Raises:
+      ValueError: see `encoded`; on features for an encoder of tokens, and the other way round.
+    """
+    prompt, wanted = one(prompt), getattr(model.lm, "source_features", None)
+    if is_features(prompt) if wanted is None else wanted:
+        if not is_features(prompt) or wanted and prompt.shape[1] != wanted or not len(prompt):
+            raise ValueError(
+                f"{model.name} reads features: give each prompt as an array [S, {wanted or 'F'}] of floats"
+            )
+        return prompt
+    return encoded(model, prompt, chat=chat)
 
 
 def encode_text(

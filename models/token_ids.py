@@ -1,4 +1,4 @@
-"""Token ids in the forms that callers have: lists, arrays of numpy, JAX or torch, and tokenizer outputs."""
+"""Token ids and features in the forms that callers have: lists, arrays of numpy, JAX or torch, tokenizer outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,16 @@ def is_array(value: Any) -> bool:
 def is_encoding(value: Any) -> bool:
     """Whether it is a tokenizer's output: `input_ids`, and a mask if they are padded."""
     return isinstance(value, Mapping) and _IDS in value
+
+
+def is_features(value: Any) -> bool:
+    """Whether it is an array `[S, F]` of numbers that are no ids, such as frames of audio."""
+    return is_array(value) and len(value.shape) == 2 and _numbers(value).dtype.kind == "f"
+
+
+def _numbers(array: Any) -> np.ndarray:
+    array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def listed(value: Any) -> Any:
@@ -66,11 +76,13 @@ def _real(ids: list[int], mask: list[int]) -> list[int]:
 
 
 def one(prompt: Any) -> Any:
-    """A single prompt: an array or a tokenizer's output as a list of ids, anything else as it is.
+    """A single prompt: an array or a tokenizer's output as a list of ids, features as float32, anything else as it is.
 
     Raises:
       ValueError: if it holds several prompts.
     """
+    if is_features(prompt):
+        return _numbers(prompt).astype(np.float32)
     found = rows(prompt) if is_encoding(prompt) else listed(prompt)
     if found is prompt or not isinstance(found, list) or not found or not isinstance(found[0], list):
         return found
@@ -82,7 +94,7 @@ def one(prompt: Any) -> Any:
 def several(prompts: Any) -> Any:
     """Prompts as a list: an array or a tokenizer's output becomes lists of ids, also as a member of a list.
 
-    Anything else is returned as it is.
+    An array `[R, S, F]` becomes R arrays of features. Anything else is returned as it is.
 
     Raises:
       ValueError: on an array that is neither one prompt nor one prompt per row.
@@ -91,6 +103,10 @@ def several(prompts: Any) -> Any:
         return rows(prompts)
     if is_array(prompts):
         shape = tuple(prompts.shape)
+        if len(shape) == 3 and shape[0] and is_features(prompts[0]):
+            return [one(prompt) for prompt in prompts]
+        if is_features(prompts):
+            return [one(prompts)]
         if len(shape) not in (1, 2) or shape == (0,):
             raise ValueError(
                 f"an array of token ids is one prompt [N] or several [R, N], N at least 1: this one is {[*shape]}"

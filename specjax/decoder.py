@@ -78,6 +78,11 @@ class Decoder(Protocol[State]):
         return False
 
     @property
+    def encodes(self) -> bool:
+        """Whether prompts need a source, since an encoder of the target reads one (`specjax.lm.LM.encodes`)."""
+        return False
+
+    @property
     def num_texts(self) -> int:
         """The largest number of texts that a row ends with. If it is more than one, they are in the state's `found`."""
         return 1
@@ -254,6 +259,7 @@ def check_rows(decoder: Decoder, capacity: int, prompts: Prompts, rows: Any = No
       ValueError: for a wrong shape or type, or if rows do not fit; it names the first such row and what that needs.
     """
     prompts.check()
+    _check_sources(decoder, capacity, prompts)
     if not on_host(prompts.lengths, prompts.limit, rows):
         return
     lengths, limit, rows = jax.device_get((prompts.lengths, prompts.limit, rows))
@@ -281,6 +287,28 @@ def check_rows(decoder: Decoder, capacity: int, prompts: Prompts, rows: Any = No
         if not decoder.fills_in and (given == OPEN).any():
             raise ValueError(f"prompt {row} holds {OPEN}, an open position, and this decoder writes from left to right")
         decoder.check_row(given, int(limit[row]))
+
+
+def _check_sources(decoder, capacity, prompts):
+    """Raises ValueError if prompts have a source that nothing reads, lack one, or have one that does not fit."""
+    source = prompts.source
+    if source is None and not decoder.encodes:
+        return
+    if source is None:
+        raise ValueError("the target has an encoder, and the prompts have no source for it: give Prompts a source")
+    if not decoder.encodes:
+        raise ValueError("the prompts have a source, and the target has no encoder to read it: leave the source out")
+    most = capacity if source.is_tokens else source.inputs.shape[1]
+    if source.is_tokens and source.inputs.shape[1] > capacity:
+        raise ValueError(
+            f"the source has room for {source.inputs.shape[1]} tokens, which a capacity of {capacity} does not hold: give at "
+            "least that"
+        )
+    if not on_host(source.lengths):
+        return
+    lengths = np.asarray(jax.device_get(source.lengths))
+    for row in np.flatnonzero((lengths < 1) | (lengths > min(most, source.inputs.shape[1]))):
+        raise ValueError(f"the source of prompt {row} is said to have {lengths[row]} tokens: give 1 to {most}")
 
 
 NO_LIMIT = 2**31 - 1

@@ -6,11 +6,12 @@ several residual streams side by side; then the first E channels are the stream 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.arrays import Array, Bool, Float, Int, PyTree
@@ -35,6 +36,74 @@ class Mixture(Pretty):
     ids: Int[Array, "B T n"]
     weights: Float[Array, "B T n"]
     mixed: Bool[Array, "B T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Source(Pretty):
+    """What an encoder reads beside the text, one source for each row (`LM.encode`).
+
+    Attributes:
+      inputs: `[B, S]` int32 token ids, padded on the right with -1; or `[B, S, F]` float32 features, such as frames of
+        audio.
+      lengths: `[B]` int32, how many tokens or frames each row has, at least 1.
+    """
+
+    inputs: Any
+    lengths: Int[Array, " B"]
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], width: int = 0) -> "Source":
+        """Sources on the host, one per row.
+
+        Args:
+          rows: lists of token ids, or arrays `[S, F]` of features.
+          width: S, at least.
+
+        Raises:
+          ValueError: for anything else, and for a mixture of both.
+        """
+        arrays = [np.asarray(row) for row in rows]
+        frames = {array.ndim == 2 and array.shape[1] for array in arrays}
+        if len(frames) > 1 or not all(array.ndim in (1, 2) for array in arrays):
+            raise ValueError("sources are lists of token ids, or arrays [S, F] of features with one F, for all rows")
+        if not any(frames) and not all(np.issubdtype(array.dtype, np.integer) for array in arrays if array.size):
+            raise ValueError("a source is a list of token ids, or an array [S, F] of features")
+        lengths = np.asarray([len(array) for array in arrays], np.int32)
+        shape = (len(arrays), max([width, *lengths]), *(arrays[0].shape[1:] if arrays else ()))
+        inputs = np.zeros(shape, np.float32) if any(frames) else np.full(shape, -1, np.int32)
+        for row, array in zip(inputs, arrays, strict=True):
+            row[: len(array)] = array
+        return cls(inputs, lengths)
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the sources are token ids; otherwise they are features."""
+        return len(self.inputs.shape) == 2
+
+
+def dtype_of(cache: PyTree) -> Any:
+    """The type of a cache, for another one like it (`LM.init_cache`): that of its first floating array, if it has one."""
+    leaves = jax.tree.leaves(cache)
+    return next((leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)), leaves[0].dtype)
+
+
+def encodes(lm: Any) -> bool:
+    """Whether a model reads a source (`LM.encodes`); also of a model that does not say."""
+    return bool(getattr(lm, "encodes", False))
+
+
+def check_both_encode(lm: Any, target: Any, what: str) -> None:
+    """Raises ValueError if only one of two models has an encoder, so that one would not know the source.
+
+    Args:
+      lm: the other model.
+      target: the target.
+      what: the other model's name in the error.
+    """
+    if encodes(lm) != encodes(target):
+        has, lacks = ("the target", what) if encodes(target) else (what, "the target")
+        raise ValueError(f"{has} has an encoder and {lacks} has none: choose two models that both have one, or neither")
 
 
 @jax.tree_util.register_dataclass
@@ -69,20 +138,6 @@ class Block(Pretty):
     mixture: Mixture | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     split: bool = dataclasses.field(default=False, metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Source(Pretty):
-    """What an encoder reads beside the text, one source for each row.
-
-    Attributes:
-      inputs: `[B, S]` int32 token ids, padded on the right with -1; or `[B, S, F]` float features, such as frames of sound.
-      lengths: `[B]` int32, tokens or frames of each row.
-    """
-
-    inputs: Any
-    lengths: Int[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +233,7 @@ class LM(Protocol):
     - Drafters that run some of the target's layers, or read its features: `num_layers`, `embed`, `layers`, `join`,
       `norm` and `unembed`.
     - Diffusion decoders: `embed` and `unembed`.
+    - An encoder beside the decoder: `encodes`, `encode` and `source`.
     """
 
     @property
@@ -189,6 +245,19 @@ class LM(Protocol):
     @property
     def reads_mixtures(self) -> bool:
         """Whether a pass reads `Block.mixture`, as one that begins with this module's `inputs` does. It needs `embed`."""
+        ...
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder reads a source beside the text, so that prompts need one (`Prompts.source`).
+
+        The text is the decoder's alone; it begins with the decoder's start tokens.
+        """
+        ...
+
+    @property
+    def source_features(self) -> int:
+        """F, if the sources are features `[B, S, F]`; 0 if they are tokens."""
         ...
 
     def __call__(
@@ -241,6 +310,24 @@ class LM(Protocol):
     def unembed(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T V"]: ...
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> PyTree: ...
+
+    def encode(self, params: PyTree, cache: PyTree, source: Source) -> PyTree:
+        """The rows' cache after the encoder has read their sources.
+
+        It is called once on fresh rows, before the first token of a prompt is read. What it computes for a row does not
+        depend on other rows or on padding.
+
+        A source of tokens has at most the cache's `capacity` tokens. `cache_axes` calls the axis of a source's slots
+        `source`: such leaves are never written again, so the texts of a row share them.
+        """
+        ...
+
+    def source(self, cache: PyTree) -> Int[Array, "B S"] | None:
+        """The sources' tokens, -1 where there are none, as ids of the decoder's vocabulary, for drafters that copy.
+
+        None if the sources are no such tokens.
+        """
+        ...
 
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """The rows' cache before their first step, after all but the last token of their prompts was read (`lengths`
@@ -298,6 +385,8 @@ class BaseLM:
 
     num_layers: int = 0
     reads_mixtures: bool = False
+    encodes: bool = False
+    source_features: int = 0
 
     def commit(
         self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."],
@@ -320,6 +409,14 @@ class BaseLM:
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """See `LM.begin`: the cache as it is."""
         return cache
+
+    def encode(self, params: PyTree, cache: PyTree, source: Source) -> PyTree:
+        """See `LM.encode`."""
+        raise self._lacks("encode")
+
+    def source(self, cache: PyTree) -> Int[Array, "B S"] | None:
+        """See `LM.source`: there are no such tokens."""
+        return None
 
     def states(self, cache: PyTree) -> PyTree:
         """See `LM.states`: there are none."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.lm import Source
 from specjax.names import check_keywords
 from specjax.pretty import Pretty
 from specjax.sampling import SamplingArrays, row_keys
@@ -41,6 +42,8 @@ class Prompts(Pretty):
       sampling: how the rows draw their tokens.
       eos: `[R, K]` int32, ids that end a row's text, padded with -1; None for no such ids.
       width: static, tokens of the prompts that are read together; None lets P decide.
+      source: what the encoder reads, a source for each row, if the target has an encoder (`LM.encodes`); otherwise
+        None. The prompts are then the beginning of the decoder's text.
     """
 
     tokens: Array
@@ -50,6 +53,7 @@ class Prompts(Pretty):
     sampling: SamplingArrays
     eos: Array | None = None
     width: int | None = dataclasses.field(default=None, metadata={"static": True})
+    source: Source | None = None
 
     @classmethod
     def of(
@@ -60,6 +64,7 @@ class Prompts(Pretty):
         seed: int | Sequence[int] = 0,
         keys: jax.Array | None = None,
         eos: Sequence[int] = (),
+        source: Sequence[Any] | None = None,
         **sampling: Any,
     ) -> Self:
         """Prompts from lists of token ids, on the device.
@@ -71,6 +76,7 @@ class Prompts(Pretty):
           seed: one, or one per row. With a prompt's ids it determines the noise, the same as in `specjax.generate`.
           keys: `[R]` typed keys, in place of the seed's.
           eos: ids that end a text.
+          source: R lists of token ids, or R arrays `[S, F]` of features, for a target with an encoder.
           **sampling: parameters of the warpers such as `temperature`, one value or one per row: see
             `SamplingArrays.make`.
 
@@ -80,7 +86,7 @@ class Prompts(Pretty):
         >>> Prompts.of([[5, 6, 7], [8]], max_new_tokens=4, eos=[2], temperature=[0.0, 1.0]).limit.tolist()
         [7, 5]
         """
-        check_keywords("Prompts.of", sampling, ["max_new_tokens", "seed", "keys", "eos", *FIELDS])
+        check_keywords("Prompts.of", sampling, ["max_new_tokens", "seed", "keys", "eos", "source", *FIELDS])
         rows = [_ids(prompt) for prompt in prompts]
         lengths = np.asarray([len(ids) for ids in rows], np.int32)
         tokens = np.zeros((len(rows), max(lengths, default=0)), np.int32)
@@ -88,9 +94,14 @@ class Prompts(Pretty):
             row[: len(ids)] = ids
         new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
         ends = np.broadcast_to(np.asarray([*eos] or [-1], np.int32), (len(rows), len(eos) or 1))
-        keys = row_keys(seed, [ids.tolist() for ids in rows]) if keys is None else keys
-        tokens, lengths, limit, ends = jax.device_put((tokens, lengths, lengths + new, ends))
-        return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends)
+        reads = None if source is None else Source.of(source)
+        if source is not None and len(source) != len(rows):
+            raise ValueError(f"there are {len(source)} sources and {len(rows)} prompts: give a source per prompt")
+        if keys is None:
+            own = [None] * len(rows) if source is None else source
+            keys = row_keys(seed, [identity(ids.tolist(), read) for ids, read in zip(rows, own, strict=True)])
+        tokens, lengths, limit, ends, reads = jax.device_put((tokens, lengths, lengths + new, ends, reads))
+        return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends, source=reads)
 
     def ends(self, width: int) -> jax.Array:
         """The ids that end a text, `[R, width]`, for a state with room for that many.
@@ -132,6 +143,8 @@ class Prompts(Pretty):
             raise ValueError(
                 f"eos is of shape {np.shape(self.eos)}: give [{count}, K], the ids of each row, -1 where it has fewer"
             )
+        if self.source is not None:
+            _check_source(self.source, count)
 
 
 def _ids(prompt: Any) -> np.ndarray:
@@ -140,6 +153,20 @@ def _ids(prompt: Any) -> np.ndarray:
     if ids.ndim != 1 or ids.size and not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"prompts are lists of token ids, one per row, and one of these is {prompt!r:.60}")
     return ids.astype(np.int32)
+
+
+def identity(prompt: Any, source: Any = None) -> Any:
+    """The ids that decide a row's noise, for `row_keys`: the source's, then the prompt's. Features count as their bits.
+
+    Args:
+      prompt: token ids.
+      source: token ids, or an array `[S, F]` of features; None: no source.
+    """
+    if source is None:
+        return prompt
+    read = np.asarray(source)
+    read = read if read.ndim == 1 else np.ascontiguousarray(read, "<f4").view("<i4").ravel()
+    return np.concatenate([read.astype(np.int32), np.asarray(prompt, np.int32)])
 
 
 def _check_keys(keys, count):
@@ -156,6 +183,19 @@ def _check_keys(keys, count):
         raise ValueError(
             f"keys are of shape {keys.shape}, and there are {count} prompts: give a key per row, since each has noise "
             f"of its own: specjax.sampling.row_keys(seed, ids), or jax.random.split(key, {count})"
+        )
+
+
+def _check_source(source, count):
+    shape = np.shape(source.inputs)
+    if len(shape) not in (2, 3) or shape[0] != count or np.shape(source.lengths) != (count,):
+        raise ValueError(
+            f"the source is of shape {shape} with lengths of shape {np.shape(source.lengths)}: give token ids "
+            f"[{count}, S] or features [{count}, S, F], and lengths [{count}]"
+        )
+    if not jnp.issubdtype(source.inputs.dtype, jnp.integer if len(shape) == 2 else jnp.floating):
+        raise ValueError(
+            f"a source [B, S] is of token ids and [B, S, F] of features, not {source.inputs.dtype} {shape}"
         )
 
 

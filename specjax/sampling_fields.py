@@ -29,6 +29,9 @@ class SamplingFields:
     bad_words_ids: Any = None
     min_length: int | None = None
     min_new_tokens: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    begin_suppress_tokens: Any = None
     suppress_tokens: Any = None
     momentum_alpha: float | None = None
     momentum_k: int | None = None

@@ -117,12 +117,14 @@ def check_value(field: dataclasses.Field, value: Any) -> None:
 
 
 def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The token ids in each of the options that are lists."""
+    """The token ids in each of the options that are lists, or one token."""
     found = {}
     for name, value in options.items():
         if name in FIELDS and "shape" in FIELDS[name].metadata:
             arrays = jax.tree.leaves(_filled(FIELDS[name], [value], _widths(FIELDS[name], [value])))
             found[name] = [token for array in arrays if array.dtype == np.int32 for token in array.ravel().tolist()]
+        elif name in FIELDS and FIELDS[name].metadata.get("is_token"):
+            found[name] = [value]
     return found
 
 

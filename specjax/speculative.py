@@ -16,7 +16,7 @@ from specjax.decoder import Decoder, Needs
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.kernels.kv_commit.xla import SHORT, laid_over
-from specjax.lm import LM, Block, Output, Wants
+from specjax.lm import LM, Block, Output, Source, Wants, dtype_of, encodes
 from specjax.names import named
 from specjax.pretty import Pretty
 from specjax.prompts import Prompts
@@ -178,6 +178,11 @@ class Speculative(Decoder[DecodeState]):
         return True
 
     @property
+    def encodes(self) -> bool:
+        """See `Decoder.encodes`."""
+        return encodes(self.target)
+
+    @property
     def slack(self) -> int:
         """See `Decoder.slack`: a step writes D + 1 tokens before it drops the rest."""
         return self.drafter.depth + 1
@@ -207,7 +212,7 @@ class Speculative(Decoder[DecodeState]):
     ) -> DecodeState:
         """See `Decoder.prefill`: reads all but each prompt's last token, after the prefix if there is one.
 
-        Rows of one `prefill_width` belong together.
+        A target with an encoder reads the sources before that. Rows of one `prefill_width` belong together.
         """
         count, size = prompts.tokens.shape
         capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
@@ -228,6 +233,8 @@ class Speculative(Decoder[DecodeState]):
             eos=prompts.ends(state.eos.shape[1]),
             sampling=prompts.sampling,
         )
+        if prompts.source is not None:
+            fresh = self._encoded(params, fresh, prompts.source)
         fresh = self._read_parts(params, fresh, begin, size, width)
         return dataclasses.replace(fresh, cache=self.target.begin(params["target"], fresh.cache, lengths))
 
@@ -245,7 +252,14 @@ class Speculative(Decoder[DecodeState]):
 
         Returns:
           The state, and the prefix.
+
+        Raises:
+          ValueError: for a target with an encoder, whose rows differ from the first token on.
         """
+        if self.encodes:
+            raise ValueError(
+                "prompts of a target with an encoder share no prefix, since each has its own source: leave it out"
+            )
         size = tokens.shape[0]
         row = self._fresh(params, state, 1)
         row = dataclasses.replace(
@@ -258,6 +272,13 @@ class Speculative(Decoder[DecodeState]):
         state = self._constrain(dataclasses.replace(state, draft=learnt))
         return state, Prefix(row.tokens, row.cache, own, size)
 
+    def _encoded(self, params, state, source: Source):
+        """The rows after the target and the drafter have read their sources."""
+        with jax.named_scope("encode"):
+            cache = self.target.encode(params["target"], state.cache, source)
+            draft = self.drafter.encode(params, state.draft, source, self.target.source(cache))
+        return self._constrain(dataclasses.replace(state, cache=cache, draft=draft))
+
     def _width(self, prompt_length, asked=None):
         """Tokens per prefill chunk: as asked, or the record's own; no more than the target's cache takes
         (`LlamaLM.widest`).
@@ -267,7 +288,7 @@ class Speculative(Decoder[DecodeState]):
 
     def _fresh(self, params, state, count, prefix: Prefix | None = None):
         """`count` rows before their prefill, or after that of a prefix; the shared part comes from the state."""
-        dtype = jax.tree.leaves(state.cache)[0].dtype
+        dtype = dtype_of(state.cache)
         fresh = self.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
         if prefix is not None:
             repeat = lambda old, row: jnp.broadcast_to(row, old.shape) if row.ndim else old
@@ -327,7 +348,13 @@ class Speculative(Decoder[DecodeState]):
         """What a step reads from the state, and what determines its draws."""
         live = ~state.done
         view = View(
-            state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
+            state.tokens,
+            state.length,
+            live,
+            state.cache,
+            max_depth=self.drafter.depth,
+            keep_q=self.verifier.keep_q,
+            source=self.target.source(state.cache) if self.encodes else None,
         )
         sampler = Sampler(
             state.key,
@@ -340,6 +367,7 @@ class Speculative(Decoder[DecodeState]):
             begin=state.prompt_length,
             eos=state.eos,
             carried=state.carried,
+            limit=state.limit,
         )
         return view, sampler
 

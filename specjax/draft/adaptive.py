@@ -213,6 +213,9 @@ class Adaptive(TreeDrafter):
         own = self.drafter.param_shardings(mesh, params["drafter"])
         return {"drafter": own, "rule": replicated(mesh, params["rule"])}
 
+    def encode(self, params, draft, source, tokens):
+        return self.drafter.encode(self._own(params), draft[0], source, tokens), draft[1]
+
     def prefill(self, params, draft, chunk, output):
         return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from specjax.about import Named
 from specjax.arrays import Array, Bool, Int, PyTree
 from specjax.expand.base import Expander
-from specjax.lm import LM, Block, Output, Partial, Wants
+from specjax.lm import LM, Block, Output, Partial, Source, Wants
 from specjax.models.param_axes import head_shardings
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
@@ -39,6 +39,8 @@ class View(Pretty):
       cache: the target's cache.
       max_depth: static, D: a step commits at most D + 1 tokens, including tokens that another drafter proposed.
       keep_q: static, whether the verifier reads `Tree.log_q`.
+      source: `[B, S]` int32, the tokens that the target's encoder has read, -1 where there are none; None if it has no
+        such tokens (`LM.source`). A drafter that copies from the text copies from them too.
     """
 
     tokens: Int[Array, "B L"]
@@ -47,6 +49,7 @@ class View(Pretty):
     cache: PyTree
     max_depth: int = dataclasses.field(metadata={"static": True})
     keep_q: bool = dataclasses.field(default=False, metadata={"static": True})
+    source: Int[Array, "B S"] | None = None
 
     @property
     def root(self) -> Int[Array, " B"]:
@@ -248,6 +251,18 @@ class Drafter(abc.ABC):
     def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
         """Where its parameters, `params["draft"]`, belong on a mesh; by default every device has a copy."""
         return replicated(mesh, params)
+
+    def encode(self, params: PyTree, draft: PyTree, source: Source, tokens: Int[Array, "B S"] | None) -> PyTree:
+        """Reads the sources of fresh rows, before the first chunk of their prompts. Only for a target with an encoder.
+
+        Args:
+          params: the parameters.
+          draft: the state of fresh rows.
+          source: what the target's encoder reads, for a draft model with its own encoder.
+          tokens: the same as the target's tokens, -1 where there are none, for drafters that learn from a prompt's
+            tokens; or None (`LM.source`).
+        """
+        return draft
 
     def prefill(self, params: PyTree, draft: PyTree, chunk: Chunk, output: Output) -> PyTree:
         """Takes in a chunk of the prompt; chunks come in order."""

@@ -77,6 +77,9 @@ class Counted(Drafter):
     def param_shardings(self, mesh, params):
         return self.drafter.param_shardings(mesh, params)
 
+    def encode(self, params, draft, source, tokens):
+        return dataclasses.replace(draft, draft=self.drafter.encode(params, draft.draft, source, tokens))
+
     def prefill(self, params, draft, chunk, output):
         return dataclasses.replace(draft, draft=self.drafter.prefill(params, draft.draft, chunk, output))
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Wants, check_both_encode
 from specjax.models.mixers import check_both_ways
 from specjax.sharding.rules import shardings
 
@@ -90,6 +90,7 @@ class DiffuSpec(TreeDrafter):
 
     def bind(self, target):
         check_both_ways(self.lm, "a diffusion model")
+        check_both_encode(self.lm, target, "the diffusion model")
         if self.lm.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the diffusion model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: they must share "

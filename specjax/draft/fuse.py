@@ -89,6 +89,10 @@ class Fused(Drafter):
             return None
         return self.a.param_shardings(mesh, params[0]), self.b.param_shardings(mesh, params[1])
 
+    def encode(self, params, draft, source, tokens):
+        first, second = self._split(params)
+        return self.a.encode(first, draft[0], source, tokens), self.b.encode(second, draft[1], source, tokens)
+
     def prefill(self, params, draft, chunk, output):
         first, second = self._split(params)
         return self.a.prefill(first, draft[0], chunk, output), self.b.prefill(second, draft[1], chunk, output)

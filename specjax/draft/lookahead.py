@@ -21,6 +21,10 @@ from specjax.tree import Tree
 Array = jax.Array
 
 
+PIECE = 256
+"""Tokens of a source whose n-grams go into the pool together."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LookaheadState:
@@ -107,16 +111,28 @@ class Lookahead(Drafter):
             length=jnp.zeros((batch,), jnp.int32),
         )
 
+    def encode(self, params, draft, source, tokens):
+        """Adds the source's n-grams to the pool."""
+        if not self.text or tokens is None:
+            return draft
+        pool = draft.pool
+        for at in range(0, tokens.shape[1], PIECE):
+            pool = insert(pool, self._grams(tokens[:, at : at + PIECE + self.level - 1]))
+        return dataclasses.replace(draft, pool=pool)
+
     def prefill(self, params, draft, chunk, output):
         """Adds the n-grams within one chunk to the pool; the few that cross a chunk boundary are missed."""
         length = draft.length + chunk.real.sum(axis=1, dtype=jnp.int32)
         pool = draft.pool
         if self.text:
-            size = chunk.real.shape[1]
             tokens = jnp.concatenate([chunk.block.tokens[:, :1], jnp.where(chunk.real, chunk.following, -1)], axis=1)
-            count = max(size + 2 - self.level, 0)
-            pool = insert(pool, jnp.stack([tokens[:, i : i + count] for i in range(self.level)], axis=2))
+            pool = insert(pool, self._grams(tokens))
         return dataclasses.replace(draft, pool=pool, length=length)
+
+    def _grams(self, tokens):
+        """All n-grams of tokens `[B, T]`, `[B, M, N]`."""
+        count = max(tokens.shape[1] + 1 - self.level, 0)
+        return jnp.stack([tokens[:, i : i + count] for i in range(self.level)], axis=2)
 
     def propose(self, params, draft, view, sampler):
         grams = draft.window.swapaxes(1, 2)

@@ -10,7 +10,7 @@ from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Wants, check_both_encode
 from specjax.sharding.rules import shardings
 
 Array = jax.Array
@@ -59,6 +59,7 @@ class ModelDrafter(TreeDrafter):
                 f"the draft model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: "
                 "they must share one vocabulary (pick a draft with the target's tokenizer)"
             )
+        check_both_encode(self.lm, target, "the draft model")
         if self.expander.width > self.lm.vocab_size:
             raise ValueError(
                 f"the expander takes {self.expander.width} candidates per node and the draft model has only "
@@ -75,6 +76,9 @@ class ModelDrafter(TreeDrafter):
 
     def param_shardings(self, mesh, params):
         return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
+
+    def encode(self, params, draft, source, tokens):
+        return dataclasses.replace(draft, cache=self.lm.encode(params["draft"], draft.cache, source))
 
     def prefill(self, params, draft, chunk, output):
         own = dataclasses.replace(chunk.block, length=draft.length)

@@ -51,27 +51,35 @@ class PromptLookup(Drafter):
         return ladder(self.nodes)
 
     def propose(self, params, draft, view, sampler):
-        start, matched = lookup(view.tokens, view.length, self.ngram, self.min_ngram)
+        text, length, begin = view.tokens, view.length, 0
+        if view.source is not None:  # the column between them ends a copy, and no match crosses it
+            begin = view.source.shape[1] + 1
+            text = jnp.concatenate([jnp.pad(view.source, ((0, 0), (0, 1)), constant_values=-1), text], axis=1)
+            length = length + begin
+        start, matched = lookup(text, length, self.ngram, self.min_ngram, begin)
         # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.
-        period = jnp.maximum(view.length - start, 1)
+        period = jnp.maximum(length - start, 1)
         steps = jnp.arange(self.nodes)[None]
         source = start[:, None] + (steps[:, 1:] - 1) % period[:, None]
-        copied = jnp.take_along_axis(view.tokens, source, axis=1)
+        copied = jnp.take_along_axis(text, source, axis=1)
         tokens = jnp.concatenate([view.root[:, None], copied], axis=1)
         valid = steps <= jnp.floor(self.factor * matched.astype(jnp.float32)).astype(jnp.int32)[:, None]
+        if begin:
+            valid = valid & (jnp.cumsum(tokens < 0, axis=1) == 0)
         return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
 
 
-def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Array, Array]:
+def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int, begin: int = 0) -> tuple[Array, Array]:
     """Where the longest earlier match of each row's last tokens continues.
 
     If several matches are equally long (up to `ngram` tokens), the most recent one wins.
 
     Args:
-      tokens: `[B, L]`.
+      tokens: `[B, L]`; -1 matches nothing.
       length: `[B]`.
       ngram: the longest match counted.
       min_ngram: the shortest match accepted.
+      begin: static, where the text begins, if it is found in tokens before it too.
 
     Returns:
       The index of the first token after the match `[B]`, below `length`, and the length of the match `[B]`, 0 if there
@@ -81,10 +89,12 @@ def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Ar
     ends = jnp.arange(size)[None]  # a match that continues at index e covers [e - m, e)
     run = jnp.zeros(tokens.shape, jnp.int32)
     matching = (ends >= 1) & (ends < length[:, None])
+    if begin:
+        matching = matching & (tokens >= 0)
     for back in range(1, ngram + 1):
         last = jnp.take_along_axis(tokens, jnp.maximum(length - back, 0)[:, None], axis=1)
         shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :size]
-        matching = matching & (shifted == last) & (ends >= back) & (length[:, None] >= back)
+        matching = matching & (shifted == last) & (ends >= back) & (length[:, None] >= begin + back)
         run = run + matching
     score = jnp.where(run >= min_ngram, run * size + ends, -1)
     best = jnp.argmax(score, axis=1)

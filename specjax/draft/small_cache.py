@@ -64,6 +64,9 @@ class SmallCache(TreeDrafter):
     def axes(self, draft):
         return self._own.axes(draft)
 
+    def encode(self, params, draft, source, tokens):
+        return self._own.encode(_of(params), draft, source, tokens)
+
     def prefill(self, params, draft, chunk, output):
         return self._own.prefill(_of(params), draft, chunk, output)
 

@@ -123,16 +123,25 @@ class Stand(TableDrafter):
         tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children=self.children)
         return Proposal(tree, dataclasses.replace(draft, tail=tail))
 
+    def encode(self, params, draft, source, tokens):
+        if tokens is None or tokens.shape[1] < 2:
+            return draft
+        learnt = self._read_text(draft, tokens[:, :-1], tokens[:, 1:] >= 0, tokens[:, 1:])
+        return dataclasses.replace(learnt, tail=draft.tail)
+
     def prefill(self, params, draft, chunk, output):
-        tokens = chunk.block.tokens
+        return self._read_text(draft, chunk.block.tokens, chunk.real, chunk.following)
+
+    def _read_text(self, draft: Memory, tokens: Array, real: Array, following: Array) -> Memory:
+        """Learns given tokens `[B, T]`, of which some are `real`, each with certainty after those before it."""
         text = jnp.concatenate([draft.tail, tokens], axis=1)
         last = jnp.stack([text[:, 1 + i : 1 + i + tokens.shape[1]] for i in range(CONTEXT)], axis=-1)
         certain = jnp.arange(self.k) == 0
-        ids = jnp.where(certain, chunk.following[..., None], -1)
+        ids = jnp.where(certain, following[..., None], -1)
         dists = jnp.broadcast_to(certain.astype(jnp.float32), ids.shape)
-        read = chunk.real.sum(axis=1)[:, None] + jnp.arange(CONTEXT)[None]
+        read = real.sum(axis=1)[:, None] + jnp.arange(CONTEXT)[None]
         tail = jnp.take_along_axis(text, read, axis=1)
-        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, dists), tail=tail)
+        return dataclasses.replace(self._learn_after(draft, last, real, ids, dists), tail=tail)
 
     def observe(self, params, draft, proposal, output, verdict):
         path = jnp.maximum(verdict.path, 0)

@@ -35,6 +35,9 @@ class TrimmedLM:
         run = lambda body: self.lm(params["lm"], block, cache, wants=body, past=past, partial=partial)
         return with_head(run, lambda h: self.unembed(params, h), wants, draw)
 
+    def encode(self, params, cache, source):
+        return self.lm.encode(params["lm"], cache, source)
+
     def embed(self, params, tokens):
         return self.lm.embed(params["lm"], tokens)
 

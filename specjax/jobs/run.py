@@ -180,7 +180,7 @@ class _Show:
 
 
 def _prompt_text(completer: Completer, item: Item) -> str:
-    if isinstance(item, Record):
+    if isinstance(item, Record) or item.source is not None:
         return ""
     if isinstance(item.prompt, str):
         return item.prompt

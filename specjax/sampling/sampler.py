@@ -40,6 +40,7 @@ class Sampler:
       eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
       place_key: `[B]` typed row keys of noise that is part of a place's distribution, if that is not `key`.
       carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
+      limit: `[B]` int32, the length at which each row stops; None: not known.
     """
 
     key: Key[Array, " B"]
@@ -55,6 +56,7 @@ class Sampler:
     eos: Int[Array, "B K"] | None = None
     place_key: Key[Array, " B"] | None = None
     carried: Mapping[str, Float[Array, " B"]] | None = None
+    limit: Int[Array, " B"] | None = None
 
     def restricted(self, ids: Int[Array, " U"] | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -94,7 +96,7 @@ class Sampler:
         key = self.key if self.place_key is None else self.place_key
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
-        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial)
+        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial, self.limit)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised logits."""

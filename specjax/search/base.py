@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.decoder import Decode, Decoder, Needs
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Wants, dtype_of, encodes
 from specjax.pretty import Pretty
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler
@@ -180,6 +180,11 @@ class Search(Decoder[SearchState], abc.ABC):
     def reads_prefix(self) -> bool:
         return True
 
+    @property
+    def encodes(self) -> bool:
+        """See `Decoder.encodes`."""
+        return encodes(self.target)
+
     def fitted(self, needs: Needs) -> Self:
         """See `Decoder.fitted`."""
         return dataclasses.replace(self, greedy=needs.greedy)
@@ -247,7 +252,7 @@ class Search(Decoder[SearchState], abc.ABC):
 
     def _blank(self, params, state):
         """A row of plain decoding with the same capacities as the state."""
-        dtype = jax.tree.leaves(state.cache)[0].dtype
+        dtype = dtype_of(state.cache)
         capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
         return self._plain.empty(params | {"draft": None}, 1, capacity, dtype, eos_width)
 
@@ -315,4 +320,5 @@ class Search(Decoder[SearchState], abc.ABC):
             greedy=self.greedy,
             begin=repeat(state.prompt_length),
             eos=repeat(state.eos),
+            limit=repeat(state.limit),
         )

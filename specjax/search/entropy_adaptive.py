@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.decoder import Decoder, Needs
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Wants, check_both_encode, dtype_of, encodes
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
@@ -151,11 +151,17 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             raise ValueError(
                 f"both models must have one vocabulary: the large one has {large} tokens, the small one {small}"
             )
+        check_both_encode(self.small, self.target, "the small model")
 
     @property
     def slack(self) -> int:
         """See `Decoder.slack`: a block is written as a whole."""
         return self.how.block
+
+    @property
+    def encodes(self) -> bool:
+        """See `Decoder.encodes`."""
+        return encodes(self.target)
 
     def fitted(self, needs: Needs) -> Self:
         """See `Decoder.fitted`."""
@@ -223,7 +229,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         memories: dict[str, Any] = {}
         for name, lm, own in (("large", self.target, "target"), ("small", self.small, "small")):
             plain, model = self._plain(lm), {"target": params[own], "draft": None}
-            dtype = jax.tree.leaves(getattr(state, name).cache)[0].dtype
+            dtype = dtype_of(getattr(state, name).cache)
             read = plain.prefill(model, plain.empty(model, 1, capacity, dtype, eos_width), prompts)
             memories[name] = Memory(read.cache, lengths - 1, jnp.zeros_like(lengths))
         shared = {field.name: getattr(read, field.name) for field in dataclasses.fields(Rows)}
@@ -257,6 +263,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             greedy=self.greedy,
             begin=state.prompt_length,
             eos=state.eos,
+            limit=state.limit,
         )
         token = sampler.draw(logits[:, None], 0)[:, 0]
         failed = live & (token < 0)

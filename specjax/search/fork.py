@@ -47,7 +47,7 @@ def fork(cache: PyTree, axes: PyTree, source: Array, first: Array, last: Array) 
     """Gives every text of a row the cache of another text.
 
     If the axes name the slots, only slots that may differ are moved, in place and some at a time; otherwise all of
-    them.
+    them. What belongs to the row's source (`specjax.lm.LM.encode`) is alike in all texts, and stays.
 
     Args:
       cache: leaves `[B, K, ...]`.
@@ -60,7 +60,8 @@ def fork(cache: PyTree, axes: PyTree, source: Array, first: Array, last: Array) 
     leaves, form = jax.tree.flatten(cache)
     names = form.flatten_up_to(axes)
     split = [i for i, own in enumerate(names) if "slots" in own]
-    leaves = [leaf if i in split else chosen(leaf, source) for i, leaf in enumerate(leaves)]
+    stays = [i for i, own in enumerate(names) if "slots" in own or "source" in own]
+    leaves = [leaf if i in stays else chosen(leaf, source) for i, leaf in enumerate(leaves)]
     if not split:
         return form.unflatten(leaves)
     capacity = leaves[split[0]].shape[names[split[0]].index("slots")]

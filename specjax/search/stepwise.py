@@ -17,6 +17,7 @@ import numpy as np
 
 from specjax.about import abouts
 from specjax.decoder import Decode
+from specjax.lm import check_both_encode, encodes
 from specjax.models.generation import defaults, left_out
 from specjax.models.text import encoded
 from specjax.pretty import short
@@ -121,6 +122,10 @@ class StepwisePair(PairSettings, Stepwise):
 def check_alone(method: Decode, model: Any, mesh: Any, logprobs: bool) -> None:
     """Raises ValueError for what a step-by-step method does not support: a mesh, log-probabilities, a diffusion model."""
     check_pair([model])
+    if encodes(model.lm) and isinstance(method, Stepwise):
+        raise ValueError(
+            f"{_name(method)} goes back in one text, and {model.name} reads a source beside it: decode otherwise"
+        )
     if mesh is not None and isinstance(method, Stepwise):
         raise ValueError(f"{_name(method)} goes step by step on one device: leave the mesh out, or decode otherwise")
     if logprobs:
@@ -310,6 +315,7 @@ def check_pair(models: Sequence[Any]) -> None:
         words = [getattr(own.tokenizer, "get_vocab", dict)() for own in (first, model)]
         if model.lm.vocab_size != first.lm.vocab_size or (all(words) and words[0] != words[1]):
             raise ValueError(f"{model.name} and {first.name} have different vocabularies: choose two that share one")
+        check_both_encode(model.lm, first.lm, model.name)
 
 
 def partner(model: Any, small: Any) -> Any:

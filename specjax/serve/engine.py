@@ -15,11 +15,13 @@ from specjax.decode import Decode, Diffusion, Plain, SoftThinking, Speculate
 from specjax.decode.lines import decode_of, usual_decode
 from specjax.decoder import Needs
 from specjax.draft import Drafter
+from specjax.lm import encodes
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
-from specjax.models.text import Chat, check_unicode, encoded
+from specjax.models.text import Chat, check_starts, check_unicode, encoded, source_of
 from specjax.models.token_ids import one
 from specjax.names import check_keywords, named
+from specjax.prompts import identity
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search, Selection, Stepwise
@@ -37,7 +39,7 @@ from specjax.serve.watch import OnText, Watch
 from specjax.sharding import distributed, make_mesh
 from specjax.warpers import WARPERS
 
-_OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids")]
+_OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids", "source")]
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is at most one chunk of prefill, and not worth a separate one
 
 
@@ -82,6 +84,7 @@ class Engine:
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
+        check_starts(model)
         self.model = model
         self.decode = usual_decode(model) if asked is None else asked
         self.decoder, self.params = self.decode.bind(model, mesh=self.mesh, rows=rows, logprobs=logprobs)
@@ -92,6 +95,11 @@ class Engine:
         drafts = isinstance(self.decode, (Speculate, Plain))
         how = own.drafter if drafts else own.policy if isinstance(self.decode, Diffusion) else own
         return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype_name})"
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model has an encoder, which reads the prompts; texts then begin with `Model.starts`."""
+        return encodes(self.model.lm)
 
     @property
     def writes_steps(self) -> bool:
@@ -173,7 +181,7 @@ class Engine:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         options["stop"] = self.check_stop(options.get("stop", ()))
         prompt = one(prompt)
-        request = Request(prompt, encoded(self.model, prompt, chat=chat if isinstance(chat, Chat) else None), **options)
+        request = Request(prompt, **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
             return self._masked_request(request, suffix)
@@ -203,6 +211,12 @@ class Engine:
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
         return request
+
+    def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
+        """The beginning of a request's text, and its source."""
+        if not self.encodes:
+            return {"ids": encoded(self.model, prompt, chat=chat)}
+        return {"ids": self.model.starts, "source": source_of(self.model, prompt, chat)}
 
     def _masked_request(self, request: Request, suffix: Any) -> Request:
         for warper in WARPERS:
@@ -247,14 +261,19 @@ class Engine:
 
     def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
-        return longest + self.decoder.slack
+        sources = [len(r.source) for r in requests if isinstance(r.source, tuple)]
+        return max([longest + self.decoder.slack, *sources])
 
     def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """The ids with which all these prompts begin; empty if they are too few to be worth a separate prefill.
 
         Raises:
-          ValueError: for a diffusion model.
+          ValueError: for a diffusion model, and for a model with an encoder.
         """
+        if self.encodes:
+            raise ValueError(
+                f"{self.model.name} has an encoder, which reads every prompt as a whole: leave the shared prefix out"
+            )
         if self.writes_steps:
             raise ValueError(f"{type(self.decoder).__name__} reads every prompt by itself: leave the shared prefix out")
         if self.model.masked:
@@ -376,6 +395,10 @@ class Engine:
             raise ValueError(
                 f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)} slots, "
                 f"{self.decoder.slack} of them for tokens that a step writes ahead: give at least that, or leave capacity out"
+            )
+        if prompt_logprobs and self.encodes:
+            raise ValueError(
+                f"{self.model.name} has an encoder, which gives prompts no log-probabilities: leave them out"
             )
         reader = self.reader() if prompt_logprobs else None
         if self.writes_steps:
@@ -527,7 +550,7 @@ class Engine:
 
         Equal requests get different keys by their order. A stepwise method that draws D times has `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
-        names = [given(r) if r.id is None else str(r.id) for r in requests]
+        names = [identity(given(r), r.source) if r.id is None else str(r.id) for r in requests]
         if self.writes_steps:
             return keys_of_prompts([r.seed for r in requests], names, self.decoder.draws)
         keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # padded to a few sizes

@@ -5,6 +5,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from specjax.decoder import Needs
 from specjax.pretty import short
 from specjax.sampling_params import SamplingOptions, form_of, in_use
@@ -18,7 +20,7 @@ class Request(SamplingOptions):
 
     Attributes:
       prompt: the text as given, or a list of ids.
-      ids: the prompt's token ids.
+      ids: the token ids with which the text begins: the prompt's, or of a model with an encoder, `Model.starts`.
       id: the caller's name for it, or None; it decides the noise together with the seed.
       line: where it came from in an input file (from 1), or None.
       stop: strings that end its text.
@@ -28,6 +30,7 @@ class Request(SamplingOptions):
       sample: its number among several completions of its prompt (from 0), or None if there is only one.
       max_new_tokens: the limit of new tokens.
       seed: decides the noise, together with the prompt.
+      source: what a model's encoder reads of the prompt: its token ids, or features `[S, F]`; None without an encoder.
     """
 
     prompt: Any
@@ -41,6 +44,7 @@ class Request(SamplingOptions):
     sample: int | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     seed: int = 0
+    source: Any = None
 
     @property
     def is_text(self) -> bool:
@@ -165,8 +169,10 @@ def follows(before: Request, request: Request) -> bool:
     """Whether a request is a later completion of the same prompt."""
     if before.sample is None or request.sample is None or request.sample <= before.sample:
         return False
-    names = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "suffix", "sample")]
-    return all(getattr(before, name) == getattr(request, name) for name in names)
+    apart = ("prompt", "suffix", "sample", "source")
+    names = [field.name for field in dataclasses.fields(Request) if field.name not in apart]
+    same = all(getattr(before, name) == getattr(request, name) for name in names)
+    return same and (before.source is request.source or np.array_equal(before.source, request.source))
 
 
 BRIEF = 512

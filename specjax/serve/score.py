@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specjax.models.text import check_unicode, encode_text
+from specjax.lm import encodes
+from specjax.models.text import check_unicode, encode_text, source_of
 from specjax.models.token_ids import is_array, is_encoding, one, several
 from specjax.pretty import short
 from specjax.serve.text_reader import Found, Reader, Text
@@ -33,10 +34,11 @@ class Pair:
     Attributes:
       prompt: as given.
       continuation: as given.
-      ids: the token ids of both, concatenated.
+      ids: the token ids of both, concatenated; of a model with an encoder, `Model.starts` and the continuation's.
       first: the index of the continuation's first token, at least 1.
       id: the caller's name for it, or None.
       line: where it came from in an input file (from 1), or None.
+      source: what a model's encoder reads of the prompt; None without an encoder.
     """
 
     prompt: Any
@@ -45,6 +47,7 @@ class Pair:
     first: int
     id: str | int | None = None
     line: int | None = None
+    source: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +111,19 @@ class Scorer:
         Raises:
           ValueError: on an unusable prompt or continuation, or if both together do not fit into the model.
         """
-        before, after = encode_pair(self.engine, prompt, continuation)
+        model, source = self.engine.model, None
+        if encodes(model.lm):
+            source, after = source_of(model, prompt), encode_alone(self.engine, continuation)
+            before = model.starts
+        else:
+            before, after = encode_pair(self.engine, prompt, continuation)
         total, most = len(before) + len(after), self.engine.max_length
         if total > most:
             raise ValueError(
                 f"{len(before)} tokens of prompt and {len(after)} of continuation are more than the {most} positions of "
-                f"{self.engine.model.name}: leave out the beginning of the prompt, or score the continuation in parts"
+                f"{model.name}: leave out the beginning of the prompt, or score the continuation in parts"
             )
-        return Pair(prompt, continuation, before + after, len(before), id, line)
+        return Pair(prompt, continuation, before + after, len(before), id, line, source)
 
     def run(self, pairs: Sequence[Pair], *, batch_size: int = 8, start: int = 0) -> Iterator[Score]:
         """Yields scores in the order of the pairs. They depend on the batch only by rounding.
@@ -125,7 +133,7 @@ class Scorer:
           batch_size: rows read together; fewer if there are fewer pairs.
           start: the first pair to score; it and later pairs get the same scores as in a whole run.
         """
-        texts = [Text(pair.ids, pair.first) for pair in pairs]
+        texts = [Text(pair.ids, pair.first, pair.source) for pair in pairs]
         found = self.reader.run(texts, batch_size=batch_size, start=start)
         yield from map(_score, pairs[start:], found)
 
@@ -169,12 +177,8 @@ def encode_pair(engine: Reads, prompt: Any, continuation: Any) -> tuple[tuple[in
       ValueError: on input that `Engine.encode` refuses; on an empty prompt if the model has no BOS; on an empty
         continuation.
     """
-    prompt, continuation = one(prompt), one(continuation)
+    prompt, continuation = one(prompt), checked_continuation(continuation)
     listed = (list, tuple)
-    if not isinstance(continuation, (str, *listed)) or len(continuation) and isinstance(continuation[0], Mapping):
-        raise ValueError(f"a continuation is a string or a list of token ids, not {continuation!r:.60}")
-    if not len(continuation):
-        raise ValueError("the continuation is empty: give at least one token")
     tokenizer, name = engine.model.tokenizer, engine.model.name
     whole: list[int] = []
     if isinstance(prompt, str) and isinstance(continuation, str) and tokenizer is not None:
@@ -187,11 +191,26 @@ def encode_pair(engine: Reads, prompt: Any, continuation: Any) -> tuple[tuple[in
     before = engine.encode(prompt)
     if whole and tuple(whole[: len(before)]) == before:
         return before, engine.encode(whole[len(before) :], "continuation")
-    after: Any = continuation
-    if isinstance(continuation, str) and tokenizer is not None:
-        check_unicode(continuation, "continuation")
-        after = tokenizer.encode(continuation, add_special_tokens=False, verbose=False)
-    return before, engine.encode(after, "continuation")
+    return before, encode_alone(engine, continuation)
+
+
+def checked_continuation(continuation: Any) -> Any:
+    """A continuation as a text or a list of token ids; raises ValueError if it is neither, or empty."""
+    continuation = one(continuation)
+    if not isinstance(continuation, (str, list, tuple)) or len(continuation) and isinstance(continuation[0], Mapping):
+        raise ValueError(f"a continuation is a string or a list of token ids, not {continuation!r:.60}")
+    if not len(continuation):
+        raise ValueError("the continuation is empty: give at least one token")
+    return continuation
+
+
+def encode_alone(engine: Reads, continuation: Any) -> tuple[int, ...]:
+    """A continuation's token ids, tokenised on its own, without special tokens."""
+    after, tokenizer = checked_continuation(continuation), engine.model.tokenizer
+    if isinstance(after, str) and tokenizer is not None:
+        check_unicode(after, "continuation")
+        after = tokenizer.encode(after, add_special_tokens=False, verbose=False)
+    return engine.encode(after, "continuation")
 
 
 def _bos(engine: Reads) -> int:

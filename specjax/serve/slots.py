@@ -16,11 +16,13 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
+from specjax.lm import Source
 from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
 from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
+from specjax.serve.text_reader import power_of_two
 from specjax.serve.watch import End, Watch, new_tokens, text_of
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
@@ -30,6 +32,7 @@ from specjax.state import Finish
 STEPS_PER_CALL = 32
 WATCHED_STEPS = 8  # per call, if text is watched as it comes
 REFILL_SHARE = 16  # a call ends when one row in 16 is free, so that hundreds of rows do not end a call in each step
+SHORTEST_SOURCE = 16  # columns
 _RECORDED = (
     "tokens",
     "prompt_length",
@@ -172,18 +175,27 @@ class Slots:
     ) -> Any:
         """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`.
 
-        There is one compiled shape per prefill width (for the widest, one per multiple of it). The content of a row
-        does not depend on which other requests enter."""
+        There is one compiled shape per prefill width (for the widest, one per multiple of it), and per width of
+        sources. The content of a row does not depend on which other requests enter."""
         known = 0 if prefix is None else prefix.length - 1
         split = parts(self.served.mesh, "tokens")
-        widths = [prefill_width(len(self.served.given(request)) - known, split) for request in requests]
+        widths = [
+            (prefill_width(len(self.served.given(request)) - known, split), self._source_width(request.source))
+            for request in requests
+        ]
         for width in sorted(set(widths)):
             chosen = [i for i, own in enumerate(widths) if own == width]
             for at in range(0, len(chosen), self.share):
                 part = chosen[at : at + self.share]
                 chosen_rows, asked = [rows[i] for i in part], [requests[i] for i in part]
-                state = self._insert(state, chosen_rows, asked, keys[part], width, prefix)
+                state = self._insert(state, chosen_rows, asked, keys[part], *width, prefix)
         return state
+
+    def _source_width(self, source: Any) -> int:
+        """The columns of a request's source: its features', or for tokens one of a few numbers; 0 without a source."""
+        if not isinstance(source, tuple):
+            return 0 if source is None else len(source)
+        return min(max(power_of_two(len(source)), SHORTEST_SOURCE), self.capacity)
 
     def enter(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any, kept: Any
@@ -219,7 +231,7 @@ class Slots:
                 state = decoding.copy_row(decoder, state, row, kept[1], keys_of(key))
         return state, kept
 
-    def _insert(self, state, rows, requests, keys, width, prefix):
+    def _insert(self, state, rows, requests, keys, width, source_width, prefix):
         # unused places repeat the first request and are dropped
         spare = self.share - len(rows)
         rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
@@ -241,6 +253,7 @@ class Slots:
             SamplingArrays.of_rows(requests, self.form),
             np.where(goes_on[:, None], np.int32(-1), eos[None]),
             width,
+            Source.of([request.source for request in requests], source_width) if source_width else None,
         )
         decoder, params = self.served.decoder, self.served.params
         return decoding.insert(decoder, params, state, np.asarray(rows), prompts, prefix=prefix)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Source, Wants
 from specjax.settings import settled
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.distributed import to_devices, to_host
@@ -33,10 +33,12 @@ class Text:
     Attributes:
       ids: token ids.
       first: the index of the first token to score, at least 1.
+      source: what the model's encoder reads: token ids, or features `[S, F]`; None without an encoder.
     """
 
     ids: tuple[int, ...]
     first: int = 1
+    source: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Reading:
 
     @settled
     @on_mesh
-    def __call__(self, params: Any, tokens: Array, first: Array, length: Array) -> tuple[Array, Array]:
+    def __call__(
+        self, params: Any, tokens: Array, first: Array, length: Array, source: Source | None = None
+    ) -> tuple[Array, Array]:
         """The log-probabilities of tokens `first` to `length - 1` of every row.
 
         Args:
@@ -74,6 +78,7 @@ class Reading:
           tokens: `[B, W + 1]` int32, right-padded with -1; W is a multiple of `CHUNK`.
           first: `[B]` int32, at least 1; W + 1 for a row with nothing to score.
           length: `[B]` int32, tokens of a row.
+          source: what an encoder reads, or None.
 
         Returns:
           Log-probabilities `[B, W]` float32, column j for token j + 1, and whether that token is the likeliest. Other
@@ -81,7 +86,10 @@ class Reading:
         """
         rows, width = tokens.shape[0], tokens.shape[1] - 1
         dtype = jax.tree.leaves(params)[0].dtype
-        cache = self.lm.init_cache(rows, rounded(self.mesh, "slots", width), dtype)
+        size = max(width, source.inputs.shape[1]) if source is not None and source.is_tokens else width
+        cache = self.lm.init_cache(rows, rounded(self.mesh, "slots", size), dtype)
+        if source is not None:
+            cache = self.lm.encode(params, cache, source)
 
         def read(i, cache, wants):
             start = i * CHUNK
@@ -157,10 +165,18 @@ class Reader:
         for row, text in enumerate(texts):
             tokens[row, : len(text.ids)] = text.ids
             first[row], length[row] = text.first, len(text.ids)
-        arrays = (self._placed(x) for x in (tokens, first, length))
+        source = self._sources(texts, rows)
+        arrays = jax.tree.map(self._placed, (tokens, first, length, *([] if source is None else [source])))
         logprobs, likeliest = to_host(score_program(self.reading, self.params, *arrays))
         own = [slice(text.first - 1, len(text.ids) - 1) for text in texts]
         return [Found(logprobs[i, part].tolist(), bool(likeliest[i, part].all())) for i, part in enumerate(own)]
+
+    def _sources(self, texts, rows) -> Source | None:
+        """The sources of a batch; empty rows repeat the first."""
+        if texts[0].source is None:
+            return None
+        every = [text.source for text in (*texts, *texts[:1] * (rows - len(texts)))]
+        return Source.of(every, power_of_two(max(map(len, every))) if isinstance(every[0], tuple) else 0)
 
     def _placed(self, x: np.ndarray) -> Array:
         mesh = self.reading.mesh

@@ -13,6 +13,7 @@ from specjax.warpers.frequency_penalty import FrequencyPenalty as FrequencyPenal
 from specjax.warpers.dry import Dry as Dry
 from specjax.warpers.banned import BadWordsIds as BadWordsIds
 from specjax.warpers.banned import MinLength as MinLength
+from specjax.warpers.forced import Forced as Forced
 from specjax.warpers.banned import SuppressTokens as SuppressTokens
 from specjax.warpers.momentum import Momentum as Momentum
 from specjax.warpers.temperature import Temperature as Temperature

@@ -47,6 +47,7 @@ class Text:
       carried: by a warper's first parameter, `[B]` float32: the sums over the new tokens of `tokens`, for warpers that
         carry one; None: nothing was drawn yet.
       partial: static, whether the scores are for only some tokens, as those of a draft head may be.
+      limit: `[B]` int32, the length at which the row stops; None: not known.
     """
 
     tokens: Int[Array, "B L"]
@@ -57,6 +58,7 @@ class Text:
     uniform: Callable[[Array], Array] | None = None
     carried: Mapping[str, Array] | None = None
     partial: bool = False
+    limit: Int[Array, " B"] | None = None
 
     def below(self) -> Array:
         """`[B, T, D]`; D may be 0."""

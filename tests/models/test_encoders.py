@@ -10,6 +10,7 @@ import pytest
 from support.conformance import but_slow
 from support.tiny_encoders import KINDS, LENGTHS, build, draw
 
+import specjax
 from specjax import models
 from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, ModelError, hf_config
@@ -121,6 +122,32 @@ def test_a_tree_is_its_paths(encodings, name):
         at = np.resize(path, DEEPEST)  # nodes after the path are not read
         along = Block(jnp.asarray(nodes[:, at]), base[:, None] + jnp.arange(DEEPEST)[None], base)
         np.testing.assert_allclose(tree[:, node], run(along)[:, len(path) - 1], rtol=0, atol=2e-5)
+
+
+NEW = 40
+TEXTS = [("t5", "none"), ("bart", "token_recycling"), ("t5", "prompt_lookup"), ("t5_gated", "stand"), ("mt5", "lookahead"),
+         ("mbart", "prompt_lookup"), ("marian", "token_recycling"), ("marian_apart", "prompt_lookup"), ("whisper", "token_recycling"),
+         ("bart", "rest"), ("t5", "swift"), ("bart", "none")]  # fmt: skip
+"""Kinds and drafters."""
+
+
+@pytest.mark.parametrize(("name", "drafter"), [
+    pytest.param(*pair, marks=() if pair in TEXTS[:2] else pytest.mark.slow) for pair in TEXTS
+])  # fmt: skip
+def test_texts_are_those_of_transformers(encodings, name, drafter):
+    """Greedy, of ragged sources in one batch, and with a row filled again."""
+    encoding = encodings(name)
+    model = dataclasses.replace(models.load(encoding.folder, dtype="float32"), eos_ids=())
+    sources = encoding.sources()
+    found = specjax.generate(
+        model, sources, decode=drafter, max_new_tokens=NEW, temperature=0, batch_size=2, progress=False
+    )
+    for record, source in zip(found, sources, strict=True):
+        theirs = encoding.torch.generate(
+            **encoding.asked(source), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, num_beams=1,
+            eos_token_id=None, forced_eos_token_id=None,
+        )  # fmt: skip
+        assert list(record.tokens) == theirs[0, 1:].tolist()
 
 
 @pytest.mark.slow

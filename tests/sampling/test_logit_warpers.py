@@ -29,6 +29,10 @@ EACH = [
     {"suppress_tokens": [0, 11, 4]},
     {"min_length": 12},
     {"min_new_tokens": 4},
+    {"begin_suppress_tokens": [0, 5]},
+    {"forced_eos_token_id": 5},
+    {"forced_eos_token_id": 3, "bad_words_ids": [[3]]},
+    {"forced_bos_token_id": 3, "begin_suppress_tokens": [0, 5]},
     {
         "logit_bias": {2: 4},
         "repetition_penalty": 0.8,
@@ -41,7 +45,7 @@ ROWS = len(EACH)
 LENGTHS, BEGIN = np.resize([10, 4, 1, 7], ROWS), np.resize([6, 2, 1, 7], ROWS)
 
 
-def transformers_logits(options, text, begin, logits):
+def transformers_logits(options, text, begin, limit, logits):
     """The processors in the order of `GenerationMixin._get_logits_processor`, OpenAI's penalties after that of
     repetitions."""
     torch = pytest.importorskip("torch")
@@ -55,7 +59,12 @@ def transformers_logits(options, text, begin, logits):
         "bad_words_ids": lambda words: made.NoBadWordsLogitsProcessor(words, eos),
         "min_length": lambda least: made.MinLengthLogitsProcessor(least, eos),
         "min_new_tokens": lambda least: made.MinNewTokensLengthLogitsProcessor(begin, least, eos),
+        "forced_bos_token_id": made.ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda token: made.ForcedEOSTokenLogitsProcessor(limit, token),
         "suppress_tokens": made.SuppressTokensLogitsProcessor,
+        "begin_suppress_tokens": lambda ids: made.SuppressTokensAtBeginLogitsProcessor(
+            ids, begin if begin > 1 or "forced_bos_token_id" not in options else begin + 1
+        ),
     }
     scores = torch.tensor(logits)[None]
     for name, make in chain.items():
@@ -76,7 +85,7 @@ def sampler(rng, options, lengths=LENGTHS, begin=BEGIN, live=True, vocab=V):
     eos = jnp.broadcast_to(jnp.asarray([*EOS, -1]), (rows, 3))
     made = Sampler(
         keys, jnp.asarray(text), jnp.asarray(lengths), jnp.full(rows, live), jax.tree.map(jnp.asarray, params),
-        begin=jnp.asarray(begin), eos=eos,
+        begin=jnp.asarray(begin), eos=eos, limit=jnp.asarray(lengths) + 2,
     )  # fmt: skip
     return made, tree
 
@@ -99,7 +108,7 @@ def test_equal_to_transformers_at_every_node():
     got, changed = np.asarray(penalised(made, tree, jnp.asarray(logits))), np.zeros(ROWS)
     for row, options in enumerate(EACH):
         for node, text in texts(made, tree, row):
-            want = transformers_logits(options, text, int(BEGIN[row]), logits[row, node])
+            want = transformers_logits(options, text, int(BEGIN[row]), int(LENGTHS[row]) + 2, logits[row, node])
             np.testing.assert_allclose(got[row, node], want, rtol=1e-5, atol=1e-6, err_msg=f"{options} after {text}")
             changed[row] += (want != logits[row, node]).sum()
     assert changed[0] == 0 and (changed[1:] > 0).all()

@@ -115,7 +115,8 @@ def draw(name: str, seed: int) -> dict[str, Any]:
         return {
             "num_heads": heads, "d_kv": int(one(2, 6, 10)), "d_model": int(one(10, 24, 30)), "d_ff": int(one(7, 40)),
             "num_layers": int(one(1, 3)), "num_decoder_layers": int(one(1, 2)),
-            "relative_attention_num_buckets": int(one(8, 32)), "relative_attention_max_distance": int(one(20, 128)), "vocab_size": int(one(37, 64)),
+            "relative_attention_num_buckets": int(one(8, 32)), "vocab_size": int(one(37, 64)),
+            "relative_attention_max_distance": int(one(20, 128)),
         }  # fmt: skip
     return {
         "d_model": heads * int(one(2, 6)) * 2, "encoder_attention_heads": heads, "decoder_attention_heads": 2 * heads,

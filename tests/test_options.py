@@ -199,6 +199,7 @@ BAD = {
     "momentum_alpha": (-0.1, float("inf")), "momentum_k": (0, 65, 1.5),
     "mirostat": (3, -1, 0.5), "mirostat_tau": (0, float("inf")), "mirostat_eta": (-0.1, 1.1),
     "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "xtc_special_tokens": ("\n", [0.5]), "min_new_tokens": (-1,),
+    "forced_bos_token_id": (-2, 0.5, [1]), "forced_eos_token_id": (-2, "a"), "begin_suppress_tokens": (5, [-1], [[1]]),
     "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip

@@ -27,7 +27,15 @@ OPTIONS = (
     {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4]},
     {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "xtc_special_tokens": [8], "top_k": 8}
     | MIROSTAT,
-    {"min_new_tokens": 6, "dry_multiplier": 1.0, "logit_bias": {11: 5}, "momentum_alpha": 0.2},
+    {
+        "forced_bos_token_id": 3,
+        "forced_eos_token_id": 4,
+        "begin_suppress_tokens": [5, 6],
+        "min_new_tokens": 6,
+        "dry_multiplier": 1.0,
+        "logit_bias": {11: 5},
+        "momentum_alpha": 0.2,
+    },
     {
         "temperature": 1.0,
         "min_length": 34,

@@ -21,7 +21,10 @@ from specjax.serve.sampling import Sampling
 PROMPTS = [[5, 9, 11, 5, 9], [40, 41, 42]]
 NEW = 12
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
-GREEDY = {"repetition_penalty": 1.4, "suppress_tokens": [17, 30], "bad_words_ids": [[9, 11], [64]], "min_new_tokens": 6}
+GREEDY = {
+    "repetition_penalty": 1.4, "suppress_tokens": [17, 30], "bad_words_ids": [[9, 11], [64]], "min_new_tokens": 6,
+    "begin_suppress_tokens": [12, 40, 70], "forced_bos_token_id": 8, "forced_eos_token_id": 3,
+}  # fmt: skip
 
 
 @pytest.fixture

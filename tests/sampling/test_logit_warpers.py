@@ -76,6 +76,7 @@ def transformers_logits(options, text, begin, limit, logits):
 def sampler(rng, options, lengths=LENGTHS, begin=BEGIN, live=True, vocab=V):
     """Rows of random texts, and a tree below them."""
     rows = len(options)
+    lengths, begin = lengths[:rows], begin[:rows]
     text, drafted = rng.integers(0, 4, (rows, 10)), rng.integers(0, 4, (rows, NODES))
     drafted[:, 0] = text[np.arange(rows), lengths - 1]
     tree = Tree.of(TOPOLOGY, jnp.asarray(drafted), jnp.asarray(rng.random((rows, NODES)) < 0.9))

@@ -65,13 +65,9 @@ class Reads(BaseLM):
 
     def _logits(self, params, last, positions, kind, read):
         after = jnp.pad(read, ((0, 0), (0, 1)), constant_values=-1)[:, 1:]
-        follows = (read[:, None] == last[:, :, None])[..., None] & (
-            after[:, None, :, None] == jnp.arange(self.vocab_size)
-        )
-        copied = jnp.minimum(follows.sum(axis=2), 1)
-        return (
-            params["last"][last] + params["kind"][kind][:, None] + params["place"][positions % 4] + self.copies * copied
-        )
+        follows = jax.nn.one_hot(after, self.vocab_size)[:, None] * (read[:, None] == last[:, :, None])[..., None]
+        own = params["last"][last] + params["kind"][kind][:, None] + params["place"][positions % 4]
+        return own + self.copies * follows.max(axis=2)
 
     def _final(self, cache, block):
         """All that `unembed` needs: the token, its position, and the source."""

@@ -366,9 +366,19 @@ class LlamaLM:
         return self.config.encoder is not None
 
     @property
+    def source_vocab_size(self) -> int:
+        """The number of tokens that its encoder knows; 0: it has none, or reads frames."""
+        encoder = self.config.encoder
+        return 0 if encoder is None or encoder.frames is not None else encoder.embedding.vocab_size
+
+    @property
     def source_features(self) -> int:
         """How many features a frame of its sources has; 0: it reads no frames."""
-        return 0 if self.config.encoder is None or self.config.encoder.frames is None else self.config.encoder.frames.features
+        return (
+            0
+            if self.config.encoder is None or self.config.encoder.frames is None
+            else self.config.encoder.frames.features
+        )
 
     def encode(self, params: Any, cache: KVCache, source: Source) -> KVCache:
         """See `specjax.lm.LM.encode`.
@@ -429,9 +439,9 @@ class LlamaLM:
     def axis_counts(self) -> dict[str, int]:
         """The units into which an axis can be split, where they are not its size (whole heads), and the sizes of
         experts."""
-        shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
+        counts = self.laid_out.head_counts
+        heads, shared = math.gcd(*(one for one, _ in counts)), math.gcd(*(own for _, own in counts))
         experts = self.config.experts.axis_counts if self.config.experts else {}
-        heads = math.gcd(*(one.num_attention_heads for one in self.config.slot_mixers))
         states = math.gcd(*(one.heads for one in self.config.state_mixers))
         return {"heads": heads, "kv_heads": shared, "state_heads": states} | experts
 

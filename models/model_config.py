@@ -114,6 +114,15 @@ class ModelConfig:
         return tuple(one for layer in self.layers for one in layer.mixers if isinstance(one, SlotMixerConfig))
 
     @property
+    def head_counts(self) -> tuple[tuple[int, int], ...]:
+        """How many heads queries have, and keys, in each kind of attention: over the text, the source, and in the encoder."""
+        own = [(one.num_attention_heads, one.num_key_value_heads) for one in self.slot_mixers]
+        crossed = [(one.num_attention_heads, one.num_attention_heads) for one in self.crosses]
+        layers = () if self.encoder is None else self.encoder.layers
+        inside = [one for layer in layers for one in layer.mixers if isinstance(one, SlotMixerConfig)]
+        return (*own, *crossed, *((one.num_attention_heads, one.num_key_value_heads) for one in inside))
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers whose only mixer is plain attention: it is not latent, and no running state is beside it."""
         alone = [layer.mixers[0] if len(layer.mixers) == 1 else None for layer in self.layers]
@@ -156,11 +165,6 @@ class ModelConfig:
         if feed is None:
             return MLPConfig(4 * self.hidden_size)
         return feed.dense or MLPConfig(getattr(feed, "moe_intermediate_size", 4 * self.hidden_size))
-
-    @property
-    def head_sizes(self) -> frozenset[tuple[int, int]]:
-        """The number of kv-heads and their width, for every kind of attention in the model."""
-        return frozenset((one.slots.heads, one.slots.key) for one in self.slot_mixers)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
         """The attention of a layer.

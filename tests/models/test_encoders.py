@@ -15,6 +15,7 @@ from specjax import models
 from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, ModelError, hf_config
 from specjax.models.distances import DistancesConfig
+from specjax.sharding import make_mesh
 from specjax.tree import Topology
 
 pytest.importorskip("transformers")
@@ -127,7 +128,7 @@ def test_a_tree_is_its_paths(encodings, name):
 NEW = 40
 TEXTS = [("t5", "none"), ("bart", "token_recycling"), ("t5", "prompt_lookup"), ("t5_gated", "stand"), ("mt5", "lookahead"),
          ("mbart", "prompt_lookup"), ("marian", "token_recycling"), ("marian_apart", "prompt_lookup"), ("whisper", "token_recycling"),
-         ("bart", "rest"), ("t5", "swift"), ("bart", "none")]  # fmt: skip
+         ("bart", "stand"), ("t5", "swift"), ("bart", "none")]  # fmt: skip
 """Kinds and drafters."""
 
 
@@ -143,11 +144,32 @@ def test_texts_are_those_of_transformers(encodings, name, drafter):
         model, sources, decode=drafter, max_new_tokens=NEW, temperature=0, batch_size=2, progress=False
     )
     for record, source in zip(found, sources, strict=True):
-        theirs = encoding.torch.generate(
-            **encoding.asked(source), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, num_beams=1,
-            eos_token_id=None, forced_eos_token_id=None,
-        )  # fmt: skip
-        assert list(record.tokens) == theirs[0, 1:].tolist()
+        assert list(record.tokens) == encoding.greedy(source, model.starts, NEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"), (("t5", "model=2"), ("bart", "data=2"), ("mbart", "model=2"), ("whisper", "data=2,model=2"))
+)
+def test_texts_on_a_mesh(encodings, name, mesh):
+    """Also where the encoder's heads do not split, and the decoder's do."""
+    encoding, sources = encodings(name), encodings(name).sources()
+    mesh = make_mesh(mesh, jax.devices()[: 4 if "," in mesh else 2])
+    texts = []
+    for over in (None, mesh):
+        model = dataclasses.replace(models.load(encoding.folder, dtype="float32", mesh=over), eos_ids=())
+        found = specjax.generate(
+            model,
+            sources,
+            decode="token_recycling",
+            max_new_tokens=NEW,
+            temperature=0,
+            batch_size=4,
+            mesh=over,
+            progress=False,
+        )
+        texts.append([record.tokens for record in found])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

@@ -55,7 +55,11 @@ from specjax.expand import (
     TopK,
     WithoutReplacement,
 )
-from specjax.models import EmbeddingConfig, LayerConfig, LlamaLM, MLPConfig, ModelConfig, llama_config
+from specjax.lm import Source, encodes
+from specjax.models import AttentionConfig, EmbeddingConfig, LayerConfig, LlamaLM, MLPConfig, ModelConfig, llama_config
+from specjax.models.cross import CrossConfig
+from specjax.models.distances import DistancesConfig
+from specjax.models.encoder import EncoderConfig
 from specjax.models.experts import ExpertsConfig
 from specjax.models.families import base
 from specjax.models.latent import LatentAttentionConfig
@@ -170,6 +174,17 @@ def _latent() -> ModelConfig:
     return CONFIG.each(lambda i, layer: dataclasses.replace(layer, mixer=mixer))
 
 
+def _encoding() -> ModelConfig:
+    """Two layers that read a source from both sides, and scores by distance on either side."""
+    plain = CONFIG.every(AttentionConfig, rope=None, distances=True)
+    distances = DistancesConfig(8, 8, 20)
+    own = EncoderConfig(
+        plain.layers[:2], plain.embedding, plain.norm, distances=dataclasses.replace(distances, both_ways=True)
+    )
+    crossed = plain.each(lambda i, layer: dataclasses.replace(layer, cross=CrossConfig(8, 8, bias=i == 1)))
+    return dataclasses.replace(crossed, encoder=own, distances=distances)
+
+
 MODELS: dict[str, LlamaLM] = {
     "experts": LlamaLM(
         changed(
@@ -192,8 +207,9 @@ MODELS: dict[str, LlamaLM] = {
     ),
     "shared": LlamaLM(_sharing()),
     "latent": LlamaLM(_latent()),
+    "encoder": LlamaLM(_encoding()),
 }
-"""GLM-4.5's kind, gpt-oss's, that of the small Gemma 4, and DeepSeek's."""
+"""GLM-4.5's kind, gpt-oss's, that of the small Gemma 4, DeepSeek's, and T5's."""
 
 AHEAD = 32
 """What their rings have besides a window: few slots, so that texts go round them."""
@@ -208,6 +224,8 @@ ON_MODELS: dict[str, Drafter] = {
     "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0)))),
     **{f"{name}@latent": DRAFTERS[name] for name in ("prompt_lookup", "token_recycling", "mtp", "swift")},
     "draft@latent": ModelDrafter(MODELS["latent"], TopK(k=2, depth=2, nodes=5)),
+    **{f"{name}@encoder": DRAFTERS[name] for name in ("prompt_lookup", "token_recycling", "medusa", "swift")},
+    "draft@encoder": ModelDrafter(MODELS["encoder"], Static(((0,), (1,), (0, 0)))),
 }
 """The same properties over other models, five drafters of different kinds each."""
 
@@ -215,7 +233,8 @@ SLOW = (
     "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks", "eagle3-top_k@sinks",
     "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared", "draft@shared", "medusa@experts",
     "gemma4_assistant@shared", "prompt_lookup@latent", "token_recycling@latent", "swift@latent", "draft@latent",
-    "mtp@latent",
+    "mtp@latent", "prompt_lookup@encoder", "token_recycling@encoder", "medusa@encoder", "swift@encoder",
+    "draft@encoder",
 )  # fmt: skip
 """Lines over other models that are in the slow set. `guarantees/test_drafters.py` has every drafter, over a smaller target."""
 
@@ -453,8 +472,15 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
         jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
         width,
     )
+    if encodes(decoder.target):
+        prompts = dataclasses.replace(prompts, source=source_of([*rows.prompts, *[(1,)] * spare], tokens.shape[1]))
     slots = jnp.where(jnp.arange(count) < own, jnp.arange(count), count)
     return specjax.decoder.insert(decoder, model, state, slots, prompts, prefix=shared)
+
+
+def source_of(prompts, width: int) -> Source:
+    """A source for each prompt: it backwards, and its beginning again. `width` is the longest prompt that there may be."""
+    return jax.tree.map(jnp.asarray, Source.of([(*prompt[::-1], *prompt[:4]) for prompt in prompts], width + 4))
 
 
 def texts(state) -> list[list[int]]:

@@ -85,6 +85,13 @@ class Encoding:
                 .numpy()
             )
 
+    def greedy(self, source: Any, starts: Any, count: int) -> list[int]:
+        """The likeliest tokens, by passes without a cache: transformers makes it as deep as the encoder."""
+        text = list(starts)
+        for _ in range(count):
+            text.append(int(self.logits(source, text)[-1].argmax()))
+        return text[len(starts) :]
+
 
 def build(name: str, folder: Path, seed: int = 0, **drawn: Any) -> Encoding:
     """The model of a kind, with random numbers everywhere, also where transformers starts with ones and zeros."""

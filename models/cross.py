@@ -80,9 +80,9 @@ class SourceCache(Pretty):
 
     def axes(self) -> "SourceCache":
         """Logical axis names of every leaf."""
-        slots = lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim]
+        slots = lambda leaf: ("batch", "kv_heads", "source", None)[: leaf.ndim]
         key, value = jax.tree.map(slots, (self.key, self.value))
-        named: Any = {"length": ("batch",), "tokens": None if self.tokens is None else ("batch", "slots")}
+        named: Any = {"length": ("batch",), "tokens": None if self.tokens is None else ("batch", "source")}
         return SourceCache(key, value, **named)
 
 

@@ -130,8 +130,8 @@ class Encoder(nnx.Module):
         c = self.config
         if c.frames is not None and source.inputs.shape[1:] != (2 * c.frames.slots, c.frames.features):
             raise ValueError(
-                f"a source is {2 * c.frames.slots} frames of {c.frames.features} features, not {source.inputs.shape[1:]}: pad or "
-                "cut it (transformers' feature extractor does, and gives [F, S])"
+                f"a source is {2 * c.frames.slots} frames of {c.frames.features} features, not {source.inputs.shape[1:]}: pad "
+                "or cut it (transformers' feature extractor does, and gives [F, S])"
             )
         h = embed(source.inputs) if c.frames is None else self.frames(source.inputs).astype(jnp.float32)
         lengths = source.lengths if c.frames is None else jnp.full_like(source.lengths, h.shape[1])

@@ -33,7 +33,9 @@ class Chat:
         return {**({} if self.tools is None else {"tools": list(self.tools)}), **self.template_kwargs}
 
 
-def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None) -> tuple[int, ...]:
+def encoded(
+    model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None, vocab: int = 0
+) -> tuple[int, ...]:
     """A prompt's token ids, with the special tokens that the tokenizer adds.
 
     Args:
@@ -42,6 +44,7 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
         the tokenizer's chat template (see `specjax.models.messages`).
       what: the prompt's name in errors.
       chat: how messages are written.
+      vocab: how many tokens there are; 0: as many as the model writes.
 
     Raises:
       ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
@@ -63,7 +66,7 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
             raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
     if not ids:
         raise ValueError(f"the {what} is empty: give at least one token")
-    vocab = model.lm.vocab_size
+    vocab = vocab or model.lm.vocab_size
     outside = [i for i in ids if not 0 <= i < vocab]
     if outside:
         raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
@@ -115,7 +118,7 @@ def source_of(model: Any, prompt: Any, chat: Chat | None = None) -> Any:
                 f"{model.name} reads features: give each prompt as an array [S, {wanted or 'F'}] of floats"
             )
         return prompt
-    return encoded(model, prompt, chat=chat)
+    return encoded(model, prompt, chat=chat, vocab=getattr(model.lm, "source_vocab_size", 0))
 
 
 def encode_text(

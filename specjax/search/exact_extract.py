@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Source, Wants
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 from specjax.sampling_params import SamplingArrays
@@ -49,11 +49,15 @@ def exact_extract(
     eos: Sequence[int],
     longest: int = 16,
     count: int = 1,
+    source: Any = None,
 ) -> list[Span]:
     """The likeliest spans of a passage as the answer to a prompt, the best first.
 
     This is not a search: all spans are scored. Spans that begin at one place share a row, and the prompt is prefilled
     once.
+
+    A model with an encoder reads the question and the passage as its `source`, as published (T5). Its prompt is then how its
+    texts begin (`Model.starts`).
 
     Args:
       lm: the model, on one device.
@@ -63,9 +67,11 @@ def exact_extract(
       eos: ids that end an answer.
       longest: tokens of a span, at most.
       count: how many spans.
+      source: what the model's encoder reads: token ids, or features `[S, F]`; None without an encoder.
 
     Raises:
-      ValueError: for an empty prompt or passage, no EOS, ids outside the vocabulary, or fewer than one token or span.
+      ValueError: for an empty prompt or passage, no EOS, ids outside the vocabulary, or fewer than one token or span; for a
+        model with an encoder and no source, or the other way round.
     """
     if not len(prompt) or not len(passage) or not len(eos) or longest < 1 or count < 1:
         raise ValueError("exact_extract needs a prompt, a passage, an EOS, and longest and count of at least 1")
@@ -75,7 +81,7 @@ def exact_extract(
     padded = np.concatenate([np.asarray(passage, np.int32), np.full(longest, -1, np.int32)])
     starts = np.arange(len(passage))
     tokens = padded[starts[:, None] + np.arange(longest)[None]]
-    cache = _prefilled(lm, params, prompt, longest)
+    cache = _prefilled(lm, params, prompt, longest, source)
     spans: list[Span] = []
     for at in range(0, len(tokens), ROWS):
         part = np.full((ROWS, longest), -1, np.int32)
@@ -89,16 +95,18 @@ def exact_extract(
     return sorted(spans, key=lambda span: -span.log_prob)[:count]
 
 
-def _prefilled(lm, params, prompt, room):
+def _prefilled(lm, params, prompt, room, source):
     """The cache of one row after all but the prompt's last token; prompts of similar length use the same programs."""
     plain, length = speculative(lm), len(prompt)
     width = prefill_width(length)
     size = 1 + max(1, -(-(length - 1) // width)) * width
-    capacity = -(-(size + room + plain.slack) // 128) * 128
+    read = None if source is None else Source.of([source], -(-len(source) // 128) * 128)
+    tokens_read = read.inputs.shape[1] if read is not None and read.is_tokens else 0
+    capacity = -(-max(size + room + plain.slack, tokens_read) // 128) * 128
     every = {"target": params, "draft": None}
     tokens = np.pad(np.asarray([prompt], np.int32), ((0, 0), (0, size - length)))
     given = np.full(1, length, np.int32)
-    prompts = Prompts(tokens, given, row_keys(0, [""]), given + 1, SamplingArrays.make(1), width=width)
+    prompts = Prompts(tokens, given, row_keys(0, [""]), given + 1, SamplingArrays.make(1), width=width, source=read)
     state = decoding.empty(plain, every, 1, capacity, jax.tree.leaves(params)[0].dtype, 1)
     state = decoding.insert(plain, every, state, np.zeros(1, np.int32), prompts)
     return state.cache

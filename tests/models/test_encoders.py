@@ -14,7 +14,9 @@ import specjax
 from specjax import models
 from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, ModelError, hf_config
+from specjax.decode import Beam
 from specjax.models.distances import DistancesConfig
+from specjax.search import exact_extract
 from specjax.sharding import make_mesh
 from specjax.tree import Topology
 
@@ -217,3 +219,45 @@ def test_what_cannot_be_read_is_said(encodings):
         with pytest.raises(ModelError, match=why):
             hf_config.from_hf(said)
     assert LlamaLM(hf_config.from_hf({"model_type": "bart"})).config.encoder.longest == 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("t5", "bart", "mbart"))
+@pytest.mark.parametrize("length_penalty", (1.0, 2.0))
+def test_beams_are_those_of_transformers(encodings, name, length_penalty):
+    """All four, with their scores. Texts end where they say so themselves."""
+    encoding = encodings(name)
+    model, sources = models.load(encoding.folder, dtype="float32"), encoding.sources()
+    found = specjax.generate(
+        model, sources, decode=Beam(num_beams=4, length_penalty=length_penalty), num_return_sequences=4, max_new_tokens=12,
+        batch_size=2, progress=False,
+    )  # fmt: skip
+    for row, source in enumerate(sources):
+        theirs = encoding.torch.generate(
+            **encoding.asked(source), num_beams=4, num_return_sequences=4, length_penalty=length_penalty, do_sample=False,
+            max_new_tokens=12, use_cache=False, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        for one, ids, score in zip(found[4 * row :], theirs.sequences, theirs.sequences_scores, strict=False):
+            wanted = ids[1:].tolist()
+            assert list(one.tokens) == wanted[: len(one.tokens)] and set(wanted[len(one.tokens) :]) <= {encoding.pad}
+            assert one.score == pytest.approx(float(score), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_best_span_of_a_source(encodings):
+    """Every span's probability is that of transformers."""
+    encoding = encodings("t5")
+    model = models.load(encoding.folder, dtype="float32")
+    source = encoding.sources()[0]
+    passage = source[4:10]
+    found = exact_extract(
+        model.lm, model.params, model.starts, passage, eos=model.eos_ids, longest=4, count=18, source=source
+    )
+    assert len(found) == 18
+    for span in found:
+        text = [*model.starts, *passage[span.start : span.stop]]
+        dists = jax.nn.log_softmax(encoding.logits(source, text))
+        own = sum(float(dists[at, token]) for at, token in enumerate([*text[1:], *model.eos_ids]))
+        assert span.log_prob == pytest.approx(own, rel=1e-4)
+    with pytest.raises(ValueError, match="source"):
+        exact_extract(model.lm, model.params, model.starts, passage, eos=model.eos_ids)

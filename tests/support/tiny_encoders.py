@@ -53,6 +53,11 @@ class Encoding:
         return type(self.torch).__name__.startswith("Whisper")
 
     @property
+    def pad(self) -> int:
+        """The id after a text that has ended."""
+        return self.torch.config.pad_token_id
+
+    @property
     def vocab(self) -> int:
         """The number of tokens that its decoder writes."""
         return getattr(self.torch.config, "decoder_vocab_size", None) or self.torch.config.vocab_size

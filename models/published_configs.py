@@ -401,6 +401,20 @@ _FALCON_H1 = {
     "mamba_d_conv": 4, "mamba_rms_norm": False, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
     "rope_theta": 100000000000.0, "tie_word_embeddings": False,
 }  # fmt: skip
+_FLAN_T5 = {
+    "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "vocab_size": 32128, "d_kv": 64,
+    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "is_encoder_decoder": True,
+}  # fmt: skip
+_BART = {
+    "architectures": ["BartForConditionalGeneration"], "model_type": "bart", "vocab_size": 50264, "is_encoder_decoder": True,
+}  # fmt: skip
+_WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "vocab_size": 51866, "num_mel_bins": 128,
+    "d_model": 1280, "encoder_layers": 32, "decoder_layers": 32, "encoder_attention_heads": 20,
+    "decoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "is_encoder_decoder": True,
+}  # fmt: skip
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": _sized(_LLAMA, 4096, 14336, 32, 32),
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
@@ -483,5 +497,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": _NEMOTRON_NANO_2,
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": _NEMOTRON_NANO_3,
     "tiiuae/Falcon-H1-7B-Instruct": _FALCON_H1,
+    "google/flan-t5-xl": _FLAN_T5 | {"d_model": 2048, "d_ff": 5120, "num_layers": 24, "num_heads": 32},
+    "facebook/bart-large-cnn": _BART,
+    "openai/whisper-large-v3": _WHISPER,
 }
 """Configs by hub name. Instruction-tuned versions have the same."""

@@ -16,17 +16,22 @@ def chip_bytes(tree: Any) -> int:
     return total
 
 
-def looked_up(params: Any) -> list[Any]:
-    """The tables of embeddings of which a step reads only the rows of its nodes: those without a tied head.
+def unread(params: Any) -> list[Any]:
+    """The parameters that a step does not read, or of which it reads only the rows of its nodes.
+
+    These are tables of embeddings without a tied head, encoders, and what makes the keys and values of a source.
 
     Args:
       params: nested dicts; a dict with an `embed` and no `head` uses the table as its head too.
     """
     if not isinstance(params, dict):
         return []
-    inside = [table for name, part in params.items() if name != "layer_inputs" for table in looked_up(part)]
-    own = [params["embed"]] if {"embed", "head"} <= params.keys() else []
-    return inside + own + ([params["layer_inputs"]["embed"]] if "layer_inputs" in params else [])
+    apart = ("layer_inputs", "encoder", "cross")
+    inside = [part for name, own in params.items() if name not in apart for part in unread(own)]
+    inside += [params["embed"]] if {"embed", "head"} <= params.keys() else []
+    inside += [params["layer_inputs"]["embed"]] if "layer_inputs" in params else []
+    inside += [params["encoder"]] if "encoder" in params else []
+    return inside + ([params["cross"]["k"], params["cross"]["v"]] if "cross" in params else [])
 
 
 def _bits(dtype: Any) -> int:

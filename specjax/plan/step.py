@@ -16,7 +16,7 @@ from specjax.decoder import Decode
 from specjax.models import loading
 from specjax.plan.cached import through
 from specjax.plan.experts import Chosen, chosen, grouped, rounds
-from specjax.plan.held import chip_bytes, looked_up
+from specjax.plan.held import chip_bytes, unread
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.plan.serial import Serial, serial
@@ -137,7 +137,7 @@ def sizes(setup: Setup) -> Sizes:
     own = setup.experts
     running = getattr(setup.decoder.target, "states", None)  # a model of any order is no `LM` and has none
     states = 0 if running is None else chip_bytes(running(setup.state.cache))
-    idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
+    idle = chip_bytes(unread(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
     ideal = weights - idle + (cache - states) * setup.live // context + 2 * states
     return Sizes(weights, cache, chip_bytes(setup.state) - cache, ideal, states)
 

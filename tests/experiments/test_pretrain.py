@@ -1,6 +1,7 @@
 """The recipe of the models that answer: its batches, that it goes on exactly, and that its folders are what they say."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from experiments.pretrain.data import Pools, batch_of, gap_of, row_of, shares
 from experiments.pretrain.induction import induce
 from experiments.pretrain.model import Model, load
 from experiments.pretrain.objectives import Diffusion, Draft, Probe, Target
-from experiments.pretrain.train import Run, folder_of
+from experiments.pretrain.train import HERE, Run, folder_of
 from specjax.models import llama_config
 from specjax.models import load as load_folder
 from specjax.tasks import FAMILIES, Mixture, generate
@@ -243,3 +244,17 @@ def test_a_probe_counts_answers_that_are_right_in_every_token(recipe, tokenizer,
     oracle.answers = oracle.answers.clone()
     oracle.answers[0, -1 - int((oracle.answers[0] == ids["pad"]).sum())] = 7
     assert probe(objective, oracle) == {"code": 0.5}
+
+
+def test_the_page_says_what_was_measured_on_the_hybrid():
+    page = (HERE / "README.md").read_text()
+    rows = lambda file: {row["decoder"].partition(":")[0]: row for row in json.loads(file.read_text())["rows"]}
+    tiny = rows(HERE.parent / "drafters" / "greedy.json")
+    for name, row in rows(HERE / "hybrid_bench.json").items():
+        shares = " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
+        said = f"| `{name}` | {row['tokens_per_step']:.2f} | {shares} | {tiny[name]['tokens_per_step']:.2f} |"
+        assert row["identical_text"] and said in page
+    found = json.loads((HERE / "hybrid_eval.json").read_text())["families"]
+    assert all(name == "judge" or own["accuracy"] == 0 for name, own in found.items())
+    judged = found["judge"]
+    assert f"{judged['accuracy']:.0%} of `judge`" in page

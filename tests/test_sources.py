@@ -12,8 +12,8 @@ from support.source_lm import KINDS, Reads, reads_params
 from support.table_lm import Table
 
 import specjax
-from specjax import decoder as decoding
 from specjax import cli, models
+from specjax import decoder as decoding
 from specjax.draft import (
     DiffuSpec,
     Lookahead,

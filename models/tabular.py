@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
+from specjax.lm import BaseLM, Block, Draw, Output, Partial, Wants, inputs
 
 Array = jax.Array
 
@@ -37,7 +37,7 @@ class TabularDelta:
 
 
 @dataclasses.dataclass(frozen=True)
-class TabularLM:
+class TabularLM(BaseLM):
     """A Markov LM of order 1 or 2. Params: `{"table": logits}`, `[V, V]` or `[V, V, V]` float32, the next token last.
 
     Features `[B, T, E]` have width `E = order * V`: the token one-hot, then (order 2) the one before it, as a mean of
@@ -50,17 +50,12 @@ class TabularLM:
     vocab_size: int
     order: int = 1
 
+    num_layers = 1
+    reads_mixtures = True
+
     def __post_init__(self):
         if self.order not in (1, 2) or self.vocab_size < 1:
             raise ValueError(f"TabularLM needs order 1 or 2 and a vocabulary, not {self.order} and {self.vocab_size}")
-
-    @property
-    def num_layers(self) -> int:
-        return 1
-
-    @property
-    def reads_mixtures(self) -> bool:
-        return True
 
     def init(self, key: Array, concentration: float = 0.7, zeros: float = 0.0) -> Any:
         """See `random`."""
@@ -169,10 +164,6 @@ class TabularLM:
         """An empty cache. It holds ids, so `dtype` changes nothing."""
         return TabularCache(jnp.zeros((batch, capacity), jnp.int32))
 
-    def begin(self, params: Any, cache: TabularCache, lengths: Array) -> TabularCache:
-        """See `specjax.lm.LM.begin`; returns the cache unchanged."""
-        return cache
-
     def commit(
         self, cache: TabularCache, delta: TabularDelta, src: Array | None, dst: Array, counts: Array | None = None
     ) -> TabularCache:
@@ -190,18 +181,6 @@ class TabularLM:
 
     def axes(self, params: Any) -> Any:
         return {"table": (None,) * self.order + ("vocab",)}
-
-    def axis_counts(self) -> dict[str, int]:
-        """Empty: every axis splits into its size."""
-        return {}
-
-    def states(self, cache: TabularCache) -> tuple[()]:
-        """See `specjax.lm.LM.states`: there are none."""
-        return ()
-
-    def with_states(self, cache: TabularCache, states: Any) -> TabularCache:
-        """See `specjax.lm.LM.with_states`."""
-        return cache
 
     def cache_axes(self, cache: TabularCache) -> TabularCache:
         return jax.tree.map(lambda _: ("batch", None), cache)

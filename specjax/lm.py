@@ -50,7 +50,7 @@ class Source(Pretty):
     """
 
     inputs: Any
-    lengths: Int[Array, " B"]
+    lengths: Any
 
     @classmethod
     def of(cls, rows: Sequence[Any], width: int = 0) -> "Source":

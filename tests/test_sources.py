@@ -12,8 +12,8 @@ from support.source_lm import KINDS, Reads, reads_params
 from support.table_lm import Table
 
 import specjax
-from specjax import decoder as decoding
 from specjax import cli, models
+from specjax import decoder as decoding
 from specjax.draft import (
     DiffuSpec,
     Lookahead,
@@ -31,6 +31,7 @@ from specjax.lm import Source
 from specjax.models import Model
 from specjax.models.contrastive import Contrastive
 from specjax.models.guided import Guided
+from specjax.models.token_ids import several
 from specjax.prompts import Prompts
 from specjax.search.entropy_adaptive import EntropyAdaptiveDecoder
 from specjax.serve.engine import Engine
@@ -199,6 +200,7 @@ def test_sources_of_features():
     records = specjax.generate(model(Reads(features=True)), frames, drafter="none", max_new_tokens=NEW)
     assert [record.tokens for record in records] == [greedy(source) for source in SOURCES[:2]]
     assert specjax.generate(model(Reads(features=True)), frames[0], max_new_tokens=NEW)[0].tokens == records[0].tokens
+    assert len(several(np.zeros((2, 3, 4), np.float32))) == 2
     assert (Source.of(frames).inputs.shape, Source.of(frames).is_tokens) == ((2, 11, LM.vocab_size), False)
 
 

@@ -55,7 +55,7 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     engine.check_stop(options.stop)
     engine.check_completions(options.num_return_sequences)
     if options.prompt_logprobs:
-        engine.reader()  # refuses a diffusion model
+        engine.prompt_reader()  # refuses models that give prompts no log-probabilities
     return engine
 
 

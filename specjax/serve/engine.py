@@ -294,6 +294,18 @@ class Engine:
         params, target = self.params["target"], getattr(self.decoder, "target", None)
         return Reader(self.model, target.own(params) if isinstance(target, Paired) else params, self.mesh)
 
+    def prompt_reader(self) -> Reader:
+        """The reader for log-probabilities of prompts.
+
+        Raises:
+          ValueError: for a diffusion model, and for a model with an encoder.
+        """
+        if self.encodes:
+            raise ValueError(
+                f"{self.model.name} has an encoder, which gives prompts no log-probabilities: leave them out"
+            )
+        return self.reader()
+
     def check_stop(self, stop: Sequence[str]) -> tuple[str, ...]:
         """The stop strings of a prompt.
 
@@ -396,11 +408,7 @@ class Engine:
                 f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)} slots, "
                 f"{self.decoder.slack} of them for tokens that a step writes ahead: give at least that, or leave capacity out"
             )
-        if prompt_logprobs and self.encodes:
-            raise ValueError(
-                f"{self.model.name} has an encoder, which gives prompts no log-probabilities: leave them out"
-            )
-        reader = self.reader() if prompt_logprobs else None
+        reader = self.prompt_reader() if prompt_logprobs else None
         if self.writes_steps:
             if prompt_logprobs:
                 raise ValueError(f"{type(self.decoder).__name__} keeps no log-probabilities: leave prompt_logprobs out")

@@ -52,7 +52,8 @@ def generate(
       prompts: a string, token ids (a list, an array, or a tokenizer's output, without its padding), chat messages, or
         an iterable of these. A prompt may also be a dict, like a line of an input file, with `prompt` or `messages`. It
         may set `id`, `suffix` (the text after the new text; a diffusion model fills in `max_new_tokens` tokens before
-        it) and its own options of `specjax.Sampling`.
+        it) and its own options of `specjax.Sampling`. If the model has an encoder, it reads the prompt, which may then be
+        an array `[S, F]` of features, and records hold the decoder's text.
       decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`,
         `"threshold:threshold=0.9,cache=dual"`; None: with a drafter, or by the policy of a diffusion model.
       drafter: an alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a

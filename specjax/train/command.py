@@ -26,7 +26,7 @@ from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
 from specjax.train.options import TrainOptions, length_of
 from specjax.train.several import check as check_several
-from specjax.train.task import Task
+from specjax.train.task import Task, check_reads_text
 from specjax.train.trainable import trainable
 from specjax.viz.files import check_plot
 
@@ -154,6 +154,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         weights=options.weights,
         layers=options.features is None or starts_from_layers,
     )
+    check_reads_text(target)
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
     task = known[name](target, options, functools.partial(read, True))

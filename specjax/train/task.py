@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specjax.assembly.line import read_line
 from specjax.assembly.registry import Entry, parse, plain_fields
+from specjax.lm import encodes
 from specjax.objectives.base import Objective
 from specjax.objectives.losses import LOSSES, Loss
 from specjax.train.options import TrainOptions, length_of
@@ -87,6 +88,14 @@ def check_length(options: TrainOptions, lm: Any) -> None:
     longest = lm.config.max_position_embeddings
     if length_of(options) > longest:
         raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
+
+
+def check_reads_text(target: Any) -> None:
+    """Raises ValueError for a target with an encoder: rows of training data are texts, without sources."""
+    if encodes(target.lm):
+        raise ValueError(
+            f"rows of training data have no sources for the encoder of {target.name}: choose another target"
+        )
 
 
 def check_masked(name: str, target: Any, options: TrainOptions) -> None:

@@ -298,8 +298,8 @@ def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Forma
 
 
 def outer(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters without those of layers."""
-    return {name: part for name, part in params.items() if name != "layers"}
+    """The parameters without those of layers and of an encoder."""
+    return {name: part for name, part in params.items() if name not in ("layers", "encoder")}
 
 
 def _used_for(lm: Any, longest: int) -> Any:

@@ -41,7 +41,7 @@ def widen(model: Model, k: int) -> Model:
       k: the factor; 1 changes nothing.
 
     Raises:
-      ModelError: on k below 1, and on a model of another family, with experts, inputs per layer, several residual streams or
+      ModelError: on k below 1, and on a model of another family, with experts, an encoder, inputs per layer, several residual streams or
         other mixers than attention, or without weights.
     """
     check_times(k)
@@ -51,6 +51,8 @@ def widen(model: Model, k: int) -> Model:
         )
     if model.lm.config.experts is not None:
         raise ModelError(f"{model.name} cannot be widened: its layers have experts")
+    if model.lm.encodes:
+        raise ModelError(f"{model.name} cannot be widened: it has an encoder")
     if model.lm.config.embedding.layer_inputs is not None or model.lm.config.embedding.streams:
         raise ModelError(
             f"{model.name} cannot be widened: its layers have inputs of their own, or several residual streams"

@@ -158,7 +158,8 @@ def _text(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         own = next((one for one in copies if one is not None), None)
         if "model.shared.weight" not in found and own is not None:
             found["model.shared.weight"] = own
-    if config.head.bias and "final_logits_bias" not in found:
+    whole = any(name.endswith(("shared.weight", "embed_tokens.weight")) for name in found)  # an adapter has no tables
+    if config.head.bias and whole and "final_logits_bias" not in found:
         found["final_logits_bias"] = zeros("final_logits_bias", (1, config.vocab_size))
     return found
 

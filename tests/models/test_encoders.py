@@ -12,10 +12,12 @@ from support.tiny_encoders import KINDS, LENGTHS, build, draw
 
 import specjax
 from specjax import models
+from specjax.decode import Beam
 from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, ModelError, hf_config
-from specjax.decode import Beam
+from specjax.models.caches.ems import EMS
 from specjax.models.distances import DistancesConfig
+from specjax.models.published_configs import CONFIGS
 from specjax.search import exact_extract
 from specjax.sharding import make_mesh
 from specjax.tree import Topology
@@ -261,3 +263,37 @@ def test_the_best_span_of_a_source(encodings):
         assert span.log_prob == pytest.approx(own, rel=1e-4)
     with pytest.raises(ValueError, match="source"):
         exact_extract(model.lm, model.params, model.starts, passage, eos=model.eos_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("t5", "bart"))
+def test_an_adapter_changes_both_sides(name, tmp_path):
+    """As PEFT merges it; one of BART has no bias of logits."""
+    peft = pytest.importorskip("peft")
+    encoding = build(name, tmp_path / "model")
+    target = ["q", "v"] if name == "t5" else ["q_proj", "v_proj"]
+    adapted = peft.get_peft_model(encoding.torch, peft.LoraConfig(r=4, target_modules=target, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = dataclasses.replace(encoding, torch=adapted.merge_and_unload())
+    model = models.load(encoding.folder, dtype="float32", adapter=tmp_path / "adapter")
+    texts, sources = texts_of(encoding), encoding.sources()
+    ours, _ = read(model.lm, model.params, batch(sources), texts)
+    for row, source in enumerate(sources):
+        near(ours[row], merged.logits(source, texts[row]))
+
+
+@pytest.mark.parametrize("name", ("t5", "whisper"))
+def test_published_sizes(name):
+    """Parameters of the large ones, in billions, as their cards say."""
+    known = {"t5": ("google/flan-t5-xl", 2.85), "whisper": ("openai/whisper-large-v3", 1.54)}
+    hub, billions = known[name]
+    shapes = LlamaLM(hf_config.from_hf(CONFIGS[hub])).abstract()
+    assert sum(x.size for x in jax.tree.leaves(shapes)) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+def test_what_other_models_have_is_refused(encodings):
+    model = models.load(encodings("bart").folder, dtype="float32")
+    with pytest.raises(ModelError, match="cannot be widened: it has an encoder"):
+        models.widen(model, 2)
+    with pytest.raises(ValueError, match="attention over a source"):
+        dataclasses.replace(model.lm, old=EMS(4, 4, budget=8), ahead=16)

@@ -111,9 +111,19 @@ def build(name: str, folder: Path, seed: int = 0, **drawn: Any) -> Encoding:
         for where, x in [*made.named_parameters(), *biases]:
             if name.startswith("marian") and "embed_positions" in where:
                 continue  # sinusoids
-            # scores of T5 are not scaled
-            spread = 0.2 if x.ndim == 1 else 0.08 if "Attention.q" in where else 0.3
-            x.copy_(torch.randn_like(x) * spread + (1.0 if x.ndim == 1 and where.endswith("norm.weight") else 0.0))
+            # a small table and large layers make texts that do not repeat one token; scores of T5 are not scaled
+            table = 0.6 if name.startswith("marian") else 0.15
+            own = {
+                "logits_bias": 0.05,
+                "Attention.q": 0.12,
+                "shared": table,
+                "embed_tokens": table,
+                "embed_positions": 1.5,
+            }
+            small = next((size for part, size in own.items() if part in where), 0.6)
+            x.copy_(torch.randn_like(x) * (0.1 if x.ndim == 1 else small))
+            if x.ndim == 1 and where.endswith("weight"):
+                x.add_(1.0)
     made.save_pretrained(folder)
     return Encoding(made, folder)
 

@@ -131,8 +131,8 @@ def test_a_tree_is_its_paths(encodings, name):
 
 NEW = 40
 TEXTS = [("t5", "none"), ("bart", "token_recycling"), ("t5", "prompt_lookup"), ("t5_gated", "stand"), ("mt5", "lookahead"),
-         ("mbart", "prompt_lookup"), ("marian", "token_recycling"), ("marian_apart", "prompt_lookup"), ("whisper", "token_recycling"),
-         ("bart", "stand"), ("t5", "swift"), ("bart", "none")]  # fmt: skip
+         ("mbart", "prompt_lookup"), ("marian", "token_recycling"), ("marian_apart", "prompt_lookup"),
+         ("whisper", "token_recycling"), ("bart", "stand"), ("t5", "swift"), ("bart", "none")]  # fmt: skip
 """Kinds and drafters."""
 
 

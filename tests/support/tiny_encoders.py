@@ -120,7 +120,7 @@ def build(name: str, folder: Path, seed: int = 0, **drawn: Any) -> Encoding:
                 "embed_tokens": table,
                 "embed_positions": 1.5,
             }
-            small = next((size for part, size in own.items() if part in where), 0.6)
+            small = next((size for part, size in own.items() if part in where), 0.45)
             x.copy_(torch.randn_like(x) * (0.1 if x.ndim == 1 else small))
             if x.ndim == 1 and where.endswith("weight"):
                 x.add_(1.0)

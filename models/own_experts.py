@@ -4,12 +4,14 @@ A row is a token and one of its experts. Shapes: `M` tokens, `E` width, `k` expe
 a turn.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from specjax.kernels.precision import full_einsum
 
 Array = jax.Array
 Apply = Callable[[Any, Array, Array], Array]
@@ -18,6 +20,7 @@ Whole = Callable[[Any, Array, Array, Array], Array]
 SCOPE = "rows_by_turns"
 """The scope of the loop over turns, by which a plan recognises it."""
 _TILE = 16  # rows that a tile of bfloat16 has
+_TOKENS = 512  # with more of them, rows are sorted, since all pairs are too many
 _ROOM = 2  # a turn has room for this many times the rows of an even share
 
 
@@ -34,10 +37,10 @@ def in_turns(apply: Apply, whole: Whole, number: int, parts: int, inputs: bool) 
     """A device's part of the sum over experts.
 
     The program's arrays have W rows and not R. If the tokens choose one device's experts more often than its turn has room
-    for, that device takes more turns, so that no row is dropped. A token's rows are added in the order of its experts, so
-    the sum does not depend on the turns. Derivatives are those of `whole`.
+    for, that device takes more turns, so that no row is dropped. Derivatives are those of `whole`.
 
-    On a GPU, a loop would wait for the host in every turn. There, and where W is not below R, the sum is `whole`.
+    On a GPU, a loop would wait for the host in every turn. There, for more than 512 tokens, and where W is not below R, the
+    sum is `whole`.
 
     Args:
       apply: an MLP of parameters, rows `[W, E]` sorted by expert, and the number of each own expert's rows; it gives
@@ -54,14 +57,14 @@ def in_turns(apply: Apply, whole: Whole, number: int, parts: int, inputs: bool) 
 
     def chosen(params, x, weights, experts):
         wide = turn(experts.size, parts)
-        if wide >= experts.size:
+        if wide >= experts.size or len(experts) > _TOKENS:
             return whole(params, x, weights, experts)
         own = lambda *given: _turns(apply, number, parts, wide, inputs, *given)
         return jax.lax.platform_dependent(params, x, weights, experts, cuda=whole, default=own)
 
     def backward(kept, above):
-        *given, experts = kept
-        return *jax.vjp(lambda *given: whole(*given, experts), *given)[1](above), None
+        own = lambda params, x, weights: whole(params, x, weights, kept[-1])
+        return *jax.vjp(own, *kept[:-1])[1](above), None
 
     summed = jax.custom_vjp(chosen)
     summed.defvjp(lambda *given: (chosen(*given), given), backward)
@@ -69,33 +72,32 @@ def in_turns(apply: Apply, whole: Whole, number: int, parts: int, inputs: bool) 
 
 
 def _turns(apply, number, parts, wide, inputs, params, x, weights, experts):
-    """See `in_turns`."""
-    (tokens, each), rows = experts.shape, experts.size
-    order = jnp.argsort(experts.reshape(-1), stable=True)
-    ends = jnp.cumsum(jnp.zeros((number,), jnp.int32).at[experts.reshape(-1)].add(1, mode="drop"))
-    # a token's rows in the order of their experts, and the most of them that it adds in one turn
-    place, weight = jax.lax.sort((jnp.argsort(order).reshape(tokens, each), weights), dimension=1, num_keys=1)
-    most = min(each, math.ceil(_ROOM * each / parts) + 2)
-    place, weight = (jnp.pad(a, ((0, 0), (0, most + 1)), constant_values=rows) for a in (place, weight))
-    order = jnp.pad(order, (0, wide))
+    """See `in_turns`. Rows find their places by comparing all pairs, which for so few tokens takes a chip fewer operations
+    than sorting, and come to their tokens by a product of zeros and ones. What is not finite stays out of that product,
+    and makes its own token NaN."""
+    (tokens, each), chosen = experts.shape, experts.reshape(-1)
+    at, token = jnp.arange(chosen.size), np.arange(chosen.size) // each
+    before = (chosen[None] < chosen[:, None]) | ((chosen[None] == chosen[:, None]) & (at[None] < at[:, None]))
+    place = jnp.sum(before, axis=1)  # of every row, when they are sorted by expert
+    begins, ends = (jnp.sum(chosen[None] < jnp.arange(number)[:, None] + more, axis=1) for more in (0, 1))
+    count = ends[-1]
 
     def one(state):
         start, out = state
-        first = jnp.sum(place < start, axis=1, keepdims=True) + jnp.arange(most + 1)[None]
-        found, by = jnp.take_along_axis(place, first, axis=1), jnp.take_along_axis(weight, first, axis=1)
-        end = jnp.minimum(jnp.minimum(start + wide, ends[-1]), jnp.min(found[:, most]))
-        sizes = jnp.diff(jnp.clip(ends, start, end), prepend=start)
-        here = jax.lax.dynamic_slice_in_dim(order, start, wide)
-        read = x[here // each]
-        read = read * weights.reshape(-1)[here][:, None].astype(x.dtype) if inputs else read
-        made = apply(params, read, sizes)
-        at = jnp.clip(found[:, :most] - start, 0, wide - 1)
-        for i in range(most):
-            mine = made[at[:, i]].astype(jnp.float32)
-            mine = mine if inputs else mine * by[:, i, None]
-            out = out + jnp.where(found[:, i, None] < end, mine, 0)
-        return end, out
+        end, rows = jnp.minimum(start + wide, count), start + jnp.arange(wide)
+        filled, here = rows < end, place[None] == rows[:, None]  # [W], [W, R]
+        of = jnp.sum(jnp.where(here, token[None], 0), axis=1)
+        weight = jnp.sum(jnp.where(here, weights.reshape(1, -1), 0), axis=1)[:, None]
+        read = x[of] * weight.astype(x.dtype) if inputs else x[of]
+        made = apply(params, read, jnp.clip(ends, start, end) - jnp.clip(begins, start, end)).astype(jnp.float32)
+        made = made if inputs else made * weight
+        finite = jnp.all(jnp.isfinite(made), axis=1)
+        mine = filled[:, None] & (of[:, None] == jnp.arange(tokens)[None])  # [W, M]
+        kept = jnp.where((filled & finite)[:, None], made, 0)
+        added = full_einsum("wm,we->me", mine.astype(jnp.float32), kept)
+        lost = jnp.any(mine & ~finite[:, None], axis=0)
+        return end, out + jnp.where(lost[:, None], jnp.nan, added)
 
     with jax.named_scope(SCOPE):
         begin = jnp.zeros((), ends.dtype), jnp.zeros(x.shape, jnp.float32)
-        return jax.lax.while_loop(lambda state: state[0] < ends[-1], one, begin)[1].astype(x.dtype)
+        return jax.lax.while_loop(lambda state: state[0] < count, one, begin)[1].astype(x.dtype)

@@ -14,8 +14,9 @@ from flax import nnx
 from specjax.models.grouped import grouped_dot
 from specjax.models.linear import Linear
 from specjax.models.mlp import ACTIVATIONS, Activation, MLPConfig
+from specjax.models.own_experts import in_turns
 from specjax.sharding.ambient import known_mesh
-from specjax.sharding.rules import RULES, partition, whole_experts
+from specjax.sharding.rules import RULES, partition, parts, whole_experts
 
 Array = jax.Array
 Scoring = Literal["softmax", "sigmoid", "biased", "chosen", "sparsemixer", "inputs"]
@@ -166,18 +167,21 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array, inputs: bool = Fal
         return _summed(x, weights, experts, count, own.mlp, inputs)
     graph, params = nnx.split(own)
     axis, rows = RULES["expert"], partition(mesh, ("batch", None), x.shape, {})
+    devices = parts(mesh, "expert")
+    number = count // devices
+    apply = lambda params, x, sizes: nnx.merge(graph, params).mlp(x, sizes)
 
-    def part(params, x, weights, experts):
-        held = nnx.merge(graph, params)
-        number = held.down.kernel.get_value().shape[0]
-
+    def whole(params, x, weights, experts):
         def mlp(x, sizes):
             here = (jnp.arange(x.shape[0]) < sizes[:number].sum())[:, None]
             # later rows belong to other devices' experts; a product and its derivative leave them undefined
-            return jnp.where(here, held.mlp(jnp.where(here, x, 0), sizes[:number]), 0)
+            return jnp.where(here, apply(params, jnp.where(here, x, 0), sizes[:number]), 0)
 
+        return _summed(x, weights, experts, count, mlp, inputs)
+
+    def part(params, x, weights, experts):
         own_first = (experts - jax.lax.axis_index(axis) * number) % count
-        return jax.lax.psum(_summed(x, weights, own_first, count, mlp, inputs), axis)
+        return jax.lax.psum(in_turns(apply, whole, number, devices, inputs)(params, x, weights, own_first), axis)
 
     given = jax.P(axis), rows, rows, rows
     with jax.sharding.use_abstract_mesh(mesh):

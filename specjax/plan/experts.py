@@ -12,6 +12,7 @@ import jax
 
 from specjax.kernels.grouped_dot.loop import SCOPE
 from specjax.models.experts import ExpertsConfig
+from specjax.models.own_experts import SCOPE as TURNS
 from specjax.plan.held import chip_bytes
 from specjax.plan.hlo import Buffer, Kernel, Op, Rounds
 
@@ -102,10 +103,15 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
 
 
 def rounds(own: Chosen) -> Rounds:
-    """A function by which the loop of `specjax.kernels.grouped_dot.loop` runs once per touched expert of the chip."""
+    """A function of how often a loop over rows runs.
+
+    The loop of `specjax.kernels.grouped_dot.loop` runs once per touched expert of the chip. That of
+    `specjax.models.own_experts` has room for twice a chip's even share of the rows, and runs once."""
     share = own.touched(own.nodes) / own.count
 
     def count(op: Op) -> int | None:
+        if op.source.endswith(f"{TURNS}/while"):
+            return 1
         held = [buffer.dims[0] for buffer in op.value if len(buffer.dims) == 3]
         return math.ceil(share * max(held)) if f"{SCOPE}/while" in op.source and held else None
 

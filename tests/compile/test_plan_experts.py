@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.planned import skip_without_compiler
+from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
 from specjax.decode import Diffusion, Plain, Speculate
@@ -117,6 +118,26 @@ def test_traffic_and_ideal_count_the_same_experts(topology, inner, whole, tmp_pa
     few, many = (dataclasses.replace(setup.experts, nodes=nodes) for nodes in (1, 8))
     moved = [hlo.traffic(text, grouped(own, lambda op, operands: None)).bytes for own in (few, many)]
     assert moved[1] - moved[0] == pytest.approx(many.read(8) - few.read(1), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_chip_moves_no_rows_of_other_chips_experts(tmp_path):
+    """Of a compiled step of 8 rows of 8 nodes on sixteen chips: 640 pairs of a token and an expert, of which a chip takes 80
+    at a time. Arrays of all of them are in no memory, and the step moves little more than it must."""
+    skip_without_compiler("v5p:2x2x4")
+    sizes = {"hidden_size": 2048, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    heads = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 2}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG | sizes | heads | {"mlp_only_layers": []}))
+    mesh = make_mesh("model=16", aot.devices("v5p:2x2x4"))
+    model = models.abstract("any", "bfloat16", mesh, config=file)
+    with jax.default_matmul_precision("default"):  # as users compile it
+        setup = step.prepare(model, Speculate(FullChain(length=7)), mesh, 8, 256)
+        found = step.compiled(setup)[1]
+    shapes = {buffer.dims for access in found.accesses for buffer in access.op.value}
+    assert (80, 2048) in shapes and (80, 512) in shapes
+    assert not [dims for dims in shapes if math.prod(dims) > 640 and (640 in dims or {64, 10} <= {*dims})]
+    assert found.unbounded == () and found.bytes < 1.15 * step.sizes(setup).ideal
 
 
 HLO = """

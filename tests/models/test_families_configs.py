@@ -467,6 +467,17 @@ PUBLISHED = {
         ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8.89),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6),
         ("tiiuae/Falcon-H1-7B-Instruct", 7.59),
+        ("meta-llama/Llama-3.1-8B", 8.03), ("meta-llama/Llama-3.1-70B", 70.6),
+        ("meta-llama/Llama-3.2-1B", 1.24), ("meta-llama/Llama-3.2-3B", 3.21),
+        ("Qwen/Qwen3-8B", 8.2), ("Qwen/Qwen3-32B", 32.8), ("Qwen/Qwen3-235B-A22B", 235),
+        ("deepseek-ai/DeepSeek-V2-Lite", 15.7), ("deepseek-ai/DeepSeek-V2", 236),
+        ("deepseek-ai/DeepSeek-V3", 671), ("deepseek-ai/DeepSeek-R1", 671), ("moonshotai/Kimi-K2-Instruct", 1026),
+        ("zai-org/GLM-4.7-Flash", 29.94),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 7.62), ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 23.6),  # texts alone
+        ("google/gemma-7b", 8.54), ("google/gemma-2-27b-it", 27.2), ("google/gemma-3-27b-it", 27.0),
+        ("google/gemma-3n-E2B-it", 4.46), ("google/gemma-3n-E4B-it", 6.87),
+        ("openai/gpt-oss-20b", 20.9), ("openai/gpt-oss-120b", 117),
+        ("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", 7.36), ("inclusionAI/LLaDA2.0-mini", 16.26),
     )},
 }  # fmt: skip
 
@@ -478,6 +489,10 @@ def test_sizes_of_published_models(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(tmp_path).params))
     assert abs(count / 1e9 - billions) < 0.02 * billions, count
+
+
+def test_every_built_in_configuration_has_a_size():
+    assert set(CONFIGS) <= set(PUBLISHED)
 
 
 def test_yarn_reaches_as_far_beside_a_state_space():

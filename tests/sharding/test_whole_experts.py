@@ -26,7 +26,7 @@ SHAPE = ExpertsConfig(num_experts=6, num_experts_per_tok=2, moe_intermediate_siz
 LM = LlamaLM(small(96, 32, 48, 2, 4, 2, 8, experts=dataclasses.replace(SHAPE, num_experts=8)))
 HEATS = (0.0, 0.5, 2.0, 0.0, 1.0, 1.0, 0.7, 1.0)
 ROWS = dataclasses.replace(MIXED, options=tuple({"temperature": heat} for heat in HEATS), new_tokens=12)
-WIDTH, TOKENS = 16, 12
+WIDTH, TOKENS = 16, 40
 
 
 def mesh_of(line):
@@ -75,6 +75,7 @@ KINDS = {
 CHOICES = {
     "evenly": np.random.default_rng(0).permuted(np.tile(np.arange(6), (TOKENS, 1)), axis=1)[:, :2],
     "all the same": np.tile([4, 1], (TOKENS, 1)),
+    "all of the last device": np.tile([5, 4], (TOKENS, 1)),  # of three: more than it has room for in a turn
     "none of the first device": 3
     + np.random.default_rng(1).permuted(np.tile(np.arange(3), (TOKENS, 1)), axis=1)[:, :2],
 }

@@ -16,6 +16,9 @@ from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
 from specjax.models.plain_tokenizer import plain
 
+PIECES = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
+"""Files of SentencePiece of T5, mBART and Marian, which transformers reads with the package sentencepiece."""
+
 
 def load(folder: Path) -> Any:
     """The folder's tokenizer, with the methods of transformers', or None if it has no vocabulary file.
@@ -28,6 +31,8 @@ def load(folder: Path) -> Any:
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         found = plain(folder, functools.partial(_transformers, folder))
         return _transformers(folder) if found is None else found
+    if any((folder / name).is_file() for name in PIECES):
+        return _transformers(folder)
     file = ranked_tokenizer.found(folder)
     if file is None:
         return _transformers(folder) if (folder / ranked_tokenizer.VOCAB).is_file() else None

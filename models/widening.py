@@ -41,8 +41,8 @@ def widen(model: Model, k: int) -> Model:
       k: the factor; 1 changes nothing.
 
     Raises:
-      ModelError: on k below 1, and on a model of another family, with experts, an encoder, inputs per layer, several residual streams or
-        other mixers than attention, or without weights.
+      ModelError: on k below 1, and on a model of another family, with experts, an encoder, inputs per layer, several
+        residual streams or other mixers than attention, or without weights.
     """
     check_times(k)
     if not isinstance(model.lm, LlamaLM):

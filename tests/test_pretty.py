@@ -28,7 +28,7 @@ def test_a_state_is_its_shapes_a_line_a_field():
     assert lines[0] == "DecodeState(" and lines[-1] == ")" and max(map(len, lines)) <= WIDTH
     assert "  tokens=int32[4,96]," in lines and "  key=key[4]," in lines and "  logprobs=None," in lines
     cache = f"float32[4,{CONFIG.near.num_key_value_heads},96,{CONFIG.near.head_dim}]"
-    assert f"  cache=KVCache(key=(3 x {cache}), value=(3 x {cache}), states=())," in lines
+    assert f"  cache=KVCache(key=(3 x {cache}), value=(3 x {cache}), states=(), source=None)," in lines
     assert len(lines) == 2 + len(dataclasses.fields(STATE)) + 8  # the sampling's five columns and their brackets
 
 

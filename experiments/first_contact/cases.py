@@ -19,7 +19,7 @@ WARPED: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.9, "typical_p": 0.9, "epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4, "presence_penalty": 0.4},
     {"temperature": 0.8, "top_h": 0.5, "xtc_probability": 0.5, "frequency_penalty": 0.3, "dry_multiplier": 0.8},
     {"temperature": 0.7, "mirostat": 2, "logit_bias": [[28, -2.0]], "bad_words_ids": [[2837]]},
-    {"momentum_alpha": 0.2, "min_new_tokens": 20, "suppress_tokens": [30]},
+    {"momentum_alpha": 0.2, "min_new_tokens": 20, "suppress_tokens": [30], "begin_suppress_tokens": [30]},
 )
 """Options of one call, a prompt each: every warper there is."""
 

@@ -405,6 +405,9 @@ def test_what_a_family_cannot_serve_is_named(name, fields, said):
 
 
 PUBLISHED = {
+    "google/flan-t5-xl": (2.85, CONFIGS["google/flan-t5-xl"]),
+    "facebook/bart-large-cnn": (0.406, CONFIGS["facebook/bart-large-cnn"]),
+    "openai/whisper-large-v3": (1.54, CONFIGS["openai/whisper-large-v3"]),
     "tencent/Hunyuan-7B-Instruct": (7.5, CONFIGS["tencent/Hunyuan-7B-Instruct"]),
     "swiss-ai/Apertus-8B-2509": (8.05, CONFIGS["swiss-ai/Apertus-8B-2509"]),
     "mistralai/Ministral-3-8B-Instruct-2512": (8.49, CONFIGS["mistralai/Ministral-3-8B-Instruct-2512"]),

@@ -370,9 +370,9 @@ def test_unknown_models(name, tmp_path, monkeypatch):
     ("changes", "drop", "message"),
     [
         (
-            {"architectures": ["T5ForConditionalGeneration"]},
+            {"architectures": ["DeepseekV32ForCausalLM"]},
             (),
-            r"architecture: T5ForConditionalGeneration \(an encoder .*\); supported are LlamaFor",
+            r"architecture: DeepseekV32ForCausalLM \(sparse attention .*\); supported are LlamaFor",
         ),
         ({"model_type": "rwkv"}, ("architectures",), "unsupported architecture: rwkv"),
         ({}, ("architectures", "model_type"), "unsupported architecture: none named"),

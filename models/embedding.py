@@ -47,7 +47,7 @@ class EmbeddingConfig:
         the head.
       scale: the factor of embeddings.
       exact: whether that factor is float32, and not rounded to the type of embeddings.
-      positions: learned vectors of positions, which are added to embeddings; None: there are none.
+      positions: vectors of positions, which are added to embeddings; None: there are none.
       norm: the norm of the first layer's input; None: it has none.
       layer_inputs: the further inputs of every layer; None: there are none.
       streams: how many residual streams are made of it (`specjax.models.streams`); 0: it is the only one.

@@ -5,6 +5,7 @@ temperature, texts are greedy. Other fields that transformers would apply are no
 line (`left_out`).
 """
 
+import itertools
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def starts(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     """The ids with which a text begins that is written beside a source: the start token, and those that follow it always.
     Empty where no file says them.
 
+    Forced ids count up to the first place without one: that of a language, which transformers would detect.
+
     Args:
       folder: of the model.
       config: its parsed `config.json`.
@@ -95,15 +98,16 @@ def starts(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     said = _starts(folder, config)
     first = said.get("decoder_start_token_id", config.get("bos_token_id"))
     forced = said.get("forced_decoder_ids") or []
-    pairs = [one for one in forced if isinstance(one, list) and len(one) == 2 and one[1] is not None]
+    pairs = [one for one in forced if isinstance(one, list) and len(one) == 2]
     if first is None:
         return ()
-    if not is_id(first) or [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
+    if not is_id(first) or len(pairs) < len(forced):
         raise ModelError(
-            f"{folder}: decoder_start_token_id must be the id with which texts begin, and forced_decoder_ids the places 1, 2, "
-            f"... and their ids, not {shown(first)} and {shown(forced)}"
+            f"{folder}: decoder_start_token_id must be the id with which texts begin, and forced_decoder_ids pairs of a place "
+            f"and an id, not {shown(first)} and {shown(forced)}"
         )
-    return (first, *(token for _, token in pairs))
+    known = itertools.takewhile(lambda at: at[1][0] == at[0] and is_id(at[1][1]), enumerate(pairs, 1))
+    return (first, *(token for _, (_, token) in known))
 
 
 def eos_ids(folder: Path, config: dict[str, Any], of_tokenizer: Callable[[], Any]) -> tuple[int, ...]:
@@ -154,7 +158,8 @@ def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
     most = said.get("max_length", 0)
     if {"max_new_tokens"} & {*said, *chosen} or is_size(most) and most >= model.max_length:
         without.add("max_length")
-    without |= {*STARTS} | set(APPLIED) - (_barred() if model.masked else set())
+    open_place = any(pair[-1:] == [None] for pair in said.get("forced_decoder_ids") or [])
+    without |= {*STARTS[: 1 if open_place else 2]} | set(APPLIED) - (_barred() if model.masked else set())
     names = [f"{name}={shown(value)}" for name, value in said.items() if name not in without]
     if not names:
         return None

@@ -374,11 +374,19 @@ class LlamaLM:
     @property
     def source_features(self) -> int:
         """How many features a frame of its sources has; 0: it reads no frames."""
-        return (
-            0
-            if self.config.encoder is None or self.config.encoder.frames is None
-            else self.config.encoder.frames.features
-        )
+        encoder = self.config.encoder
+        return 0 if encoder is None or encoder.frames is None else encoder.frames.features
+
+    @property
+    def source_frames(self) -> int:
+        """How many frames a source has; 0: it reads no frames."""
+        encoder = self.config.encoder
+        return 0 if encoder is None or encoder.frames is None else 2 * encoder.frames.slots
+
+    @property
+    def source_longest(self) -> int:
+        """The most tokens of a source; 0: any number."""
+        return 0 if self.config.encoder is None else self.config.encoder.longest or 0
 
     def encode(self, params: Any, cache: KVCache, source: Source) -> KVCache:
         """See `specjax.lm.LM.encode`.

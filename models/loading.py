@@ -136,10 +136,8 @@ def load(
     form = checked_format(form, lm)
     added = _adapters(adapter, lm, raw)
     wide = widened(_with_parted_head(lm, raw, added), mesh)
-    said, starts = (
-        generation.fields(home, raw),
-        generation.starts(home, raw),
-    )  # our own checks come before those of transformers
+    # our own checks come before those of transformers
+    said, starts = generation.fields(home, raw), generation.starts(home, raw)
     eos_ids = generation.eos_ids(home, raw, lambda: getattr(words(), "eos_token_id", None))
     of = tuple(one.folder for one in added)
     made = Model(

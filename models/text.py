@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specjax.lm import encodes
 from specjax.models.messages import rendered
 from specjax.models.token_ids import is_features, one
@@ -33,9 +35,7 @@ class Chat:
         return {**({} if self.tools is None else {"tools": list(self.tools)}), **self.template_kwargs}
 
 
-def encoded(
-    model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None, vocab: int = 0
-) -> tuple[int, ...]:
+def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None) -> tuple[int, ...]:
     """A prompt's token ids, with the special tokens that the tokenizer adds.
 
     Args:
@@ -44,12 +44,32 @@ def encoded(
         the tokenizer's chat template (see `specjax.models.messages`).
       what: the prompt's name in errors.
       chat: how messages are written.
-      vocab: how many tokens there are; 0: as many as the model writes.
 
     Raises:
       ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
         template, or a prompt that leaves no room for a token.
     """
+    ids = _ids(model, prompt, what, chat, model.lm.vocab_size)
+    if model.masked and model.masked.mask_id in ids:
+        raise ValueError(
+            f"the {what} holds the mask token (id {model.masked.mask_id}), which stands for a position to fill in; "
+            "leave it out, and give what follows the open span as suffix"
+        )
+    if model.canvas and model.canvas.image_id in ids:
+        raise ValueError(
+            f"the {what} holds an image (token id {model.canvas.image_id}), and only the text part of {model.name} "
+            "is read: leave images out"
+        )
+    if len(ids) >= model.max_length:
+        raise ValueError(
+            f"the {what} has {len(ids)} tokens, which is more than {model.name} has room for: its capacity is "
+            f"{model.max_length} positions, prompt and output together; shorten the {what}"
+        )
+    return tuple(ids)
+
+
+def _ids(model: Any, prompt: Any, what: str, chat: Chat | None, vocab: int) -> list[int]:
+    """A prompt's ids, of a vocabulary of so many tokens; see `encoded`."""
     prompt = one(prompt)
     if is_features(prompt):
         raise ValueError(f"{model.name} reads tokens, not features [S, F]: give the {what} as text or as token ids")
@@ -66,26 +86,9 @@ def encoded(
             raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
     if not ids:
         raise ValueError(f"the {what} is empty: give at least one token")
-    vocab = vocab or model.lm.vocab_size
-    outside = [i for i in ids if not 0 <= i < vocab]
-    if outside:
+    if outside := [i for i in ids if not 0 <= i < vocab]:
         raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
-    if model.masked and model.masked.mask_id in ids:
-        raise ValueError(
-            f"the {what} holds the mask token (id {model.masked.mask_id}), which stands for a position to fill in; "
-            "leave it out, and give what follows the open span as suffix"
-        )
-    if model.canvas and model.canvas.image_id in ids:
-        raise ValueError(
-            f"the {what} holds an image (token id {model.canvas.image_id}), and only the text part of {model.name} "
-            "is read: leave images out"
-        )
-    if len(ids) >= model.max_length + encodes(model.lm):  # a source needs no room for new tokens
-        raise ValueError(
-            f"the {what} has {len(ids)} tokens, which is more than {model.name} has room for: its capacity is "
-            f"{model.max_length} positions, prompt and output together; shorten the {what}"
-        )
-    return tuple(ids)
+    return ids
 
 
 def check_starts(model: Any) -> None:
@@ -111,14 +114,41 @@ def source_of(model: Any, prompt: Any, chat: Chat | None = None) -> Any:
     Raises:
       ValueError: see `encoded`; on features for an encoder of tokens, and the other way round.
     """
-    prompt, wanted = one(prompt), getattr(model.lm, "source_features", None)
-    if is_features(prompt) if wanted is None else wanted:
-        if not is_features(prompt) or wanted and prompt.shape[1] != wanted or not len(prompt):
-            raise ValueError(
-                f"{model.name} reads features: give each prompt as an array [S, {wanted or 'F'}] of floats"
-            )
-        return prompt
-    return encoded(model, prompt, chat=chat, vocab=getattr(model.lm, "source_vocab_size", 0))
+    lm, given = model.lm, prompt
+    wanted = getattr(lm, "source_features", None)
+    if wanted or wanted is None and is_features(prompt):
+        return _features(model, given, wanted)
+    ids = _ids(model, prompt, "prompt", chat, getattr(lm, "source_vocab_size", 0) or lm.vocab_size)
+    most = getattr(lm, "source_longest", None)
+    most = model.max_length if most is None else most
+    if most and len(ids) > most:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, and the encoder of {model.name} has room for {most}: shorten the prompt"
+        )
+    return tuple(ids)
+
+
+def _features(model: Any, given: Any, wanted: int | None) -> Any:
+    """A prompt as an array `[S, F]` of finite float32, of F = `wanted` features (None: any number).
+
+    Raises:
+      ValueError: if it is none, or does not fit the encoder.
+    """
+    name, frames = model.name, getattr(model.lm, "source_frames", 0)
+    form = f"[{frames or 'S'}, {wanted or 'F'}]"
+    if not is_features(given):
+        raise ValueError(
+            f"{name} reads features, not {type(given).__name__}: give each prompt, from Python, as an array {form} of floats; "
+            "of a feature extractor of transformers, its input_features[0].T"
+        )
+    found, shape = one(given), tuple(given.shape)
+    if wanted and shape[0] == wanted != shape[1]:
+        raise ValueError(f"{name} reads features {form}, and these are {[*shape]}, features first: give their .T")
+    if wanted and shape[1] != wanted or not shape[0] or frames and shape[0] != frames:
+        raise ValueError(f"{name} reads features {form}, and these are {[*shape]}: pad, cut or extract them anew")
+    if not np.isfinite(found).all():
+        raise ValueError(f"a prompt of {name} has features that are not finite: extract them anew")
+    return found
 
 
 def encode_text(

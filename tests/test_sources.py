@@ -287,7 +287,7 @@ def test_what_models_with_an_encoder_refuse():
         "leave the shared prefix out": lambda: Engine(model()).shared_prefix([]),
         "gives prompts no log-probabilities": lambda: specjax.generate(model(), [[3]], logprobs="prompt"),
         "reads tokens, not features": lambda: specjax.generate(model(), np.ones((3, 4), np.float32)),
-        "give each prompt as an array": lambda: specjax.generate(model(Reads(features=True)), [[3]]),
+        "give each prompt, from Python, as an array": lambda: specjax.generate(model(Reads(features=True)), [[3]]),
         "outside the vocabulary of 24 tokens": lambda: Engine(model()).request([3], forced_bos_token_id=30),
         "of features with one F": lambda: Source.of([[3], np.ones((2, 2))]),
         "give a source per prompt": lambda: Prompts.of([[0]], 1, source=[[3], [4]]),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, ModelError, hf_config
 from specjax.models.caches.ems import EMS
 from specjax.models.distances import DistancesConfig
+from specjax.models.generation import left_out
 from specjax.models.published_configs import CONFIGS
 from specjax.search import exact_extract
 from specjax.sharding import make_mesh
@@ -297,3 +300,32 @@ def test_what_other_models_have_is_refused(encodings):
         models.widen(model, 2)
     with pytest.raises(ValueError, match="attention over a source"):
         dataclasses.replace(model.lm, old=EMS(4, 4, budget=8), ahead=16)
+
+
+def test_prompts_that_an_encoder_cannot_read_are_said_before_any_work(encodings):
+    whisper, bart = (models.load(encodings(name).folder, dtype="float32") for name in ("whisper", "bart"))
+    frames = encodings("whisper").sources()[0]
+    for given, why in (
+        (frames.T, r"reads features \[60, 10\], and these are \[10, 60\], features first: give their .T"),
+        (frames[:40], r"reads features \[60, 10\], and these are \[40, 10\]"),
+        (frames * np.nan, "features that are not finite"),
+        ([5, 6], r"reads features, not list: .*input_features\[0\].T"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            specjax.generate(whisper, [frames, given], max_new_tokens=4, progress=False)
+    with pytest.raises(ValueError, match="the prompt has 65 tokens, and the encoder of .* has room for 64"):
+        specjax.generate(bart, [[5] * 65], max_new_tokens=4, progress=False)
+
+
+def test_how_texts_begin(encodings, tmp_path):
+    """Forced ids count up to a place that transformers would fill in by itself, and that is said."""
+    folder = shutil.copytree(encodings("whisper").folder, tmp_path / "model")
+    for forced, starts in (([[1, 7], [2, 9]], (3, 7, 9)), ([[1, None], [2, 9]], (3,)), (None, (3,))):
+        said = json.loads((folder / "generation_config.json").read_text()) | {"forced_decoder_ids": forced}
+        (folder / "generation_config.json").write_text(json.dumps(said))
+        model = models.load(folder, dtype="float32")
+        assert model.starts == starts
+        assert ("forced_decoder_ids" in (left_out(model, (), False) or "")) == (starts == (3,) and bool(forced))
+    (folder / "generation_config.json").write_text(json.dumps(said | {"forced_decoder_ids": [4]}))
+    with pytest.raises(ModelError, match="forced_decoder_ids pairs of a place and an id"):
+        models.load(folder)

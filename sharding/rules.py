@@ -20,8 +20,9 @@ RULES: dict[str, str] = {
 }
 """The mesh axis of each logical axis; other names are replicated.
 
-`slots` are a cache's, and `source` those of what an encoder has read. `tokens` are those of a block that `Block.split` allows a mesh to split. Of `expert` (the number
-of the expert) and `expert_mlp` (an expert's inner width), only one is split; see `whole_experts`.
+`slots` are a cache's, and `source` those of what an encoder has read. `tokens` are those of a block that `Block.split` allows
+a mesh to split. Of `expert` (the number of the expert) and `expert_mlp` (an expert's inner width), only one is split; see
+`whole_experts`.
 """
 _LANES = 128
 

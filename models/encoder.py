@@ -77,9 +77,9 @@ class Convolution(nnx.Module):
     def __call__(self, x: Array) -> Array:
         found = jax.lax.conv_general_dilated(
             x.astype(self.filter.dtype), self.filter[...], (self.stride,), [(1, 1)],
-            dimension_numbers=("NWC", "OIW", "NWC"),
+            dimension_numbers=("NWC", "OIW", "NWC"), preferred_element_type=jnp.float32,
         )  # fmt: skip
-        return found.astype(jnp.float32) + self.bias[...].astype(jnp.float32)[None, None]
+        return found + self.bias[...].astype(jnp.float32)[None, None]
 
 
 class Frames(nnx.Module):

@@ -20,6 +20,7 @@ from flax import nnx
 from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Source, Wants, inputs
+from specjax.models.attention import AttentionConfig
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.embedding import EmbeddingConfig, entered, positions_of
 from specjax.models.encoder import EncoderConfig
@@ -28,7 +29,7 @@ from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, see
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
-from specjax.models.mixers import Kept, SlotMixerConfig, committed
+from specjax.models.mixers import Kept, MixerConfig, SlotMixerConfig, committed
 from specjax.models.model_config import ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
@@ -78,6 +79,11 @@ class Llama(nnx.Module):
         """The first layer's input `[B, T, R]`, from embeddings `h` `[B, T, E]` of tokens at `positions` `[B, T]`."""
         h = entered(self, config, h, positions)
         return self.streams.split(h) if config.streams else h
+
+    def tables(self, mixer: MixerConfig, positions: Array, longest: int) -> Any:
+        """What the layers of a mixer share in a pass: its own tables or, for scores by distance, the stack's."""
+        by_distance = isinstance(mixer, AttentionConfig) and mixer.distances
+        return self.distances() if by_distance else mixer.tables(positions, longest)
 
 
 class Bias(nnx.Module):
@@ -271,9 +277,7 @@ class LlamaLM:
         kinds = {layer.mixer: (type(layer.mixer), layer.mixer.reads) for layer in config.layers[lo:hi] if layer.mixer}
         for mixer, key in kinds.items():
             if key not in tables:
-                tables[key] = mixer.tables(block.positions, config.max_position_embeddings)
-            if getattr(mixer, "distances", False):
-                tables[key] = model.distances()
+                tables[key] = model.tables(mixer, block.positions, config.max_position_embeddings)
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)

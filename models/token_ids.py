@@ -25,6 +25,15 @@ def is_features(value: Any) -> bool:
     return is_array(value) and len(value.shape) == 2 and _numbers(value).dtype.kind == "f"
 
 
+def shown(prompt: Any) -> Any:
+    """What stands for a prompt in requests and records: itself or, of features, their shape in words.
+
+    >>> shown(np.zeros((60, 10), np.float32)), shown([3, 4])
+    ('features [60, 10]', [3, 4])
+    """
+    return f"features {[*prompt.shape]}" if is_features(prompt) else prompt
+
+
 def _numbers(array: Any) -> np.ndarray:
     array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

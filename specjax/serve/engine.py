@@ -19,7 +19,7 @@ from specjax.lm import encodes
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
 from specjax.models.text import Chat, check_starts, check_unicode, encoded, source_of
-from specjax.models.token_ids import one
+from specjax.models.token_ids import one, shown
 from specjax.names import check_keywords, named
 from specjax.prompts import identity
 from specjax.sampling import row_keys
@@ -181,7 +181,7 @@ class Engine:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         options["stop"] = self.check_stop(options.get("stop", ()))
         prompt = one(prompt)
-        request = Request(prompt, **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
+        request = Request(shown(prompt), **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
             return self._masked_request(request, suffix)

@@ -19,7 +19,7 @@ class Request(SamplingOptions):
     """A prompt and how to complete it. Names are as in `specjax.generate`; see `specjax.warpers` for other fields.
 
     Attributes:
-      prompt: the text as given, or a list of ids.
+      prompt: the text as given, or a list of ids; of features, their shape in words.
       ids: the token ids with which the text begins: the prompt's, or of a model with an encoder, `Model.starts`.
       id: the caller's name for it, or None; it decides the noise together with the seed.
       line: where it came from in an input file (from 1), or None.
@@ -30,7 +30,8 @@ class Request(SamplingOptions):
       sample: its number among several completions of its prompt (from 0), or None if there is only one.
       max_new_tokens: the limit of new tokens.
       seed: decides the noise, together with the prompt.
-      source: what a model's encoder reads of the prompt: its token ids, or features `[S, F]`; None without an encoder.
+      source: what a model's encoder reads of the prompt: its token ids, or features `[S, F]`; None without an encoder. Not
+        compared, since features are arrays.
     """
 
     prompt: Any
@@ -44,7 +45,7 @@ class Request(SamplingOptions):
     sample: int | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     seed: int = 0
-    source: Any = None
+    source: Any = dataclasses.field(default=None, compare=False)
 
     @property
     def is_text(self) -> bool:
@@ -57,7 +58,7 @@ class Record:
     """A completion. Its fields are those of the JSON output.
 
     Attributes:
-      prompt: as given.
+      prompt: as given; of features, their shape in words.
       text: the new text, up to a stop string; None without a tokenizer.
       tokens: the new ids, EOS included.
       finish_reason: eos, stop, length or error.

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.lm import encodes
 from specjax.models.text import check_unicode, encode_text, source_of
-from specjax.models.token_ids import is_array, is_encoding, one, several
+from specjax.models.token_ids import is_array, is_encoding, one, several, shown
 from specjax.pretty import short
 from specjax.serve.text_reader import Found, Reader, Text
 
@@ -38,7 +38,7 @@ class Pair:
       first: the index of the continuation's first token, at least 1.
       id: the caller's name for it, or None.
       line: where it came from in an input file (from 1), or None.
-      source: what a model's encoder reads of the prompt; None without an encoder.
+      source: what a model's encoder reads of the prompt; None without an encoder. Not compared.
     """
 
     prompt: Any
@@ -47,7 +47,7 @@ class Pair:
     first: int
     id: str | int | None = None
     line: int | None = None
-    source: Any = None
+    source: Any = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Scorer:
                 f"{len(before)} tokens of prompt and {len(after)} of continuation are more than the {most} positions of "
                 f"{model.name}: leave out the beginning of the prompt, or score the continuation in parts"
             )
-        return Pair(prompt, continuation, before + after, len(before), id, line, source)
+        return Pair(shown(prompt), continuation, before + after, len(before), id, line, source)
 
     def run(self, pairs: Sequence[Pair], *, batch_size: int = 8, start: int = 0) -> Iterator[Score]:
         """Yields scores in the order of the pairs. They depend on the batch only by rounding.

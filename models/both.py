@@ -14,7 +14,8 @@ from flax import nnx
 
 from specjax.lm import Block
 from specjax.models.attention import AttentionConfig
-from specjax.models.mixers import Kept, Mixer, MixerConfig, StateMixerConfig
+from specjax.models.kept import Kept
+from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
 
 Array = jax.Array
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from specjax.arrays import Array, Bool, Int
 from specjax.kernels.kv_commit import kv_commit
 from specjax.models import kv_bits
-from specjax.models.cross import Seen, SourceCache
-from specjax.models.mixers import Kept, Place
+from specjax.models.kept import Kept, Place
+from specjax.models.source_cache import Seen, SourceCache
 from specjax.pretty import Pretty
 
 

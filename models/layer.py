@@ -11,9 +11,10 @@ from flax import nnx
 from specjax.models.cross import CrossConfig
 from specjax.models.experts import ExpertsConfig
 from specjax.models.gemma_experts import Beside, with_experts
+from specjax.models.kept import Kept
 from specjax.models.laurel import Laurel
 from specjax.models.layer_inputs import LayerInput
-from specjax.models.mixers import Kept, MixerConfig
+from specjax.models.mixers import MixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.streams import AltUp

@@ -25,11 +25,12 @@ from specjax.models.caches.base import Old, OldCache
 from specjax.models.embedding import EmbeddingConfig, entered, positions_of
 from specjax.models.encoder import EncoderConfig
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
+from specjax.models.kept import Kept
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes, seen_at, source_at
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInputs
 from specjax.models.linear import Linear
-from specjax.models.mixers import Kept, MixerConfig, SlotMixerConfig, committed
+from specjax.models.mixers import MixerConfig, SlotMixerConfig, committed
 from specjax.models.model_config import ModelConfig
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack

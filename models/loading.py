@@ -137,14 +137,11 @@ def load(
     added = _adapters(adapter, lm, raw)
     wide = widened(_with_parted_head(lm, raw, added), mesh)
     # our own checks come before those of transformers
-    said, starts = generation.fields(home, raw), generation.starts(home, raw)
+    more: dict[str, Any] = {"generation": generation.fields(home, raw), "starts": generation.starts(home, raw)}
+    more |= {"adapter": tuple(one.folder for one in added), "weights": None if form is None else str(form)}
     eos_ids = generation.eos_ids(home, raw, lambda: getattr(words(), "eos_token_id", None))
-    of = tuple(one.folder for one in added)
-    made = Model(
-        wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said, starts=starts
-    )
-    made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
-    return _filled(reduced(made, reduce_dtype), lm, raw, weights, added, mesh, layers, other)
+    made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, **more)
+    return _filled(reduced(cached(made, cache_dtype), reduce_dtype), lm, raw, weights, added, mesh, layers, other)
 
 
 def _check_loaded(added: Sequence[Any], *others: Any) -> None:

@@ -9,41 +9,16 @@ Shapes: `B` rows, `T` block tokens, `P` uncommitted tokens before a block, `M` t
 import abc
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax.lm import Block
+from specjax.models.kept import Kept
 
 Array = jax.Array
-
-
-class Kept(NamedTuple):
-    """What a layer keeps of a text, or of a block's tokens.
-
-    Attributes:
-      slots: of a mixer with a slot per token; None: the layer has none.
-      state: of a mixer with a running state; None: the layer has none.
-    """
-
-    slots: Any = None
-    state: Any = None
-
-
-class Place(NamedTuple):
-    """Where a layer's part of a cache is.
-
-    Attributes:
-      slots: the index of its slots, among the layers with slots of their own; None: it reads none.
-      state: the index of its running state, among the layers with one; None: it has none.
-      source: its index among the layers that read a source (`specjax.models.cross`); None: it reads none.
-    """
-
-    slots: int | None = None
-    state: int | None = None
-    source: int | None = None
 
 
 class Mixer(nnx.Module):
@@ -204,16 +179,6 @@ class StateMixerConfig(MixerConfig):
     def axes(self, state: Any) -> Any:
         """Logical axis names of every leaf of a state; only rows are split."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
-
-
-def check_both_ways(lm: Any, what: str) -> None:
-    """Raises ValueError if layers of an LM keep a running state, which `what` cannot use since it reads a text both ways."""
-    config = getattr(lm, "config", None)
-    if mixers := getattr(config, "state_mixers", ()):
-        raise ValueError(
-            f"{what} reads a text both ways, and layers with {mixers[0].called} read it from left to right: take a model whose "
-            "layers are all attention"
-        )
 
 
 def committed(

@@ -13,9 +13,10 @@ from specjax.models.embedding import PositionsConfig as PositionsConfig
 from specjax.models.encoder import EncoderConfig
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
+from specjax.models.kept import Place
 from specjax.models.latent import LatentAttentionConfig
 from specjax.models.layer import LayerConfig
-from specjax.models.mixers import Place, SlotMixerConfig, StateMixerConfig
+from specjax.models.mixers import SlotMixerConfig, StateMixerConfig
 from specjax.models.mlp import MLPConfig
 from specjax.models.norms import NormConfig
 from specjax.models.ropes import RopeConfig, RopeScaling

@@ -486,6 +486,16 @@ def inputs(lm: LM, params: PyTree, block: Block) -> Float[Array, "B T E"]:
     return h
 
 
+def check_both_ways(lm: Any, what: str) -> None:
+    """Raises ValueError if layers of an LM keep a running state, which `what` cannot use since it reads a text both ways."""
+    config = getattr(lm, "config", None)
+    if mixers := getattr(config, "state_mixers", ()):
+        raise ValueError(
+            f"{what} reads a text both ways, and layers with {mixers[0].called} read it from left to right: take a model whose "
+            "layers are all attention"
+        )
+
+
 def check_mixtures(lm: LM) -> None:
     """Raises ValueError if a model reads only tokens, so that it would ignore a mixture."""
     if not getattr(lm, "reads_mixtures", False):

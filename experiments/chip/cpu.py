@@ -19,7 +19,7 @@ def gaps(lines: Any, model: str, state: Any) -> list[list[float]]:
       model: of it.
       state: what plain decoding left.
     """
-    from specjax.lm import Block, Wants
+    from specjax.lm import Block, Wants, encodes
     from specjax.sampling.sampler import Sampler
 
     target, params = lines.MODELS.get(model, lines.TARGET), lines._target(model)
@@ -27,7 +27,9 @@ def gaps(lines: Any, model: str, state: Any) -> list[list[float]]:
     block = Block(
         tokens, jnp.tile(jnp.arange(tokens.shape[1])[None], (len(tokens), 1)), jnp.zeros(len(tokens), jnp.int32)
     )
-    logits = jax.jit(lambda params, block: target(params, block, None, wants=Wants(logits=True)).logits)(params, block)
+    cache = state.cache if encodes(target) else None  # no slot of the text is read, and all of a source
+    read = jax.jit(lambda params, block, cache: target(params, block, cache, wants=Wants(logits=True)).logits)
+    logits = read(params, block, cache)
 
     @jax.jit
     def gap(length):

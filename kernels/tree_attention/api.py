@@ -54,13 +54,11 @@ def tree_attention(
       query_positions: `[B, T]` int32, read under a `window` and with `distances`: where the queries' windows end. With the
         ends of the queries' chunks of `window` positions, a causal query sees the keys of its own chunk.
       key_positions: `[B, P + T]` int32, read under a `window` and with `distances`.
-      cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, if it is not the slot's
-        number (a ring, `specjax.models.kv`). Only under a `window`.
+      cache_positions: `[B, S]` int32, the positions of slots below `length` in a ring (`specjax.models.kv`), under a `window`.
       unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes for which the block has newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
-      split: whether the ambient mesh may split the queries over its axis `context`; only without `visible`. If it does
-        and divides T and S, keys and cache go round a ring in XLA, whatever the implementation, and there is no
-        gradient.
+      split: whether the ambient mesh may split the queries over its axis `context`; only without `visible`. If it does and
+        divides T and S, keys and cache go round a ring in XLA, whatever the implementation, and there is no gradient.
       scale: the factor of the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
       soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
@@ -71,45 +69,38 @@ def tree_attention(
       sinks: `[K * G]`, a score of every head that takes part in its softmaxes but has no value (attention sinks, Xiao
         et al. 2023, arXiv:2309.17453, learned as in gpt-oss).
       distances: `[K * G, 2 R + 1]`, what is added to a head's score by the key's position less the query's, from -R or
-        less to R or more (relative positions, Raffel et al. 2020, arXiv:1910.10683, section 2.1). For `xla` and `blocked`;
-        such a block is not split.
+        less to R or more (relative positions, arXiv:1910.10683, section 2.1). For `xla` and `blocked`; never split.
       implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache.
         `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. `mosaic_gpu` is another kernel, for
         NVIDIA's Hopper, faster from 16 nodes and 16,384 slots on. None chooses when the program is lowered: `blocked` on a CPU,
         `pallas` where it can be used, otherwise `xla`. Values of another width than keys are for `xla` and `blocked`. Without
-        a cache it is always `xla`, for some queries at a time.
-        The `*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests. All others can be
-        differentiated.
+        a cache it is always `xla`, for some queries at a time. The `*_interpreted` are the kernels in an interpreter, on any
+        platform: slow, for tests. All others can be differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type, or W in place of H. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other;
-        on `cache_positions` without a window; on a mask of a `split` block. If a kernel is named: when the program is
-        lowered for a platform, types or shapes that it cannot serve.
+      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on
+        `cache_positions` without a window; on a mask of a `split` block. On lowering, if a named kernel cannot serve it.
     """
-    _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value)
-    split = split and distances is None
+    _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value, distances)
     options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if isinstance(visible, Unrolled):
-        if distances is not None:
-            raise ValueError("an unrolled block of tree_attention has no distances: give a mask")
-        value = key if value is None else value
         return unrolled.attend(query, key, value, visible, positions=query_positions, sinks=sinks, **options)
-    splits = split and ring.splits(query, key, cache_key)
+    splits = split and distances is None and ring.splits(query, key, cache_key)
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
     own = key.swapaxes(1, 2), None if value is None else value.swapaxes(1, 2)
     empty = cache_key is None or not cache_key.shape[2]
+    biases = None if distances is None else distances.astype(jnp.float32).reshape(key.shape[2], -1, distances.shape[1])
 
     def attend(queries):
         query, visible, positions = queries
         operands = Operands(
             grouped(query, key.shape[2]), *own, cache_key, cache_value, length, visible, positions,
             key_positions if splits or distances is not None else None, unseen, key_scale, value_scale,
-            None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions,
-            None if distances is None else distances.astype(jnp.float32).reshape(key.shape[2], -1, distances.shape[1]),
+            None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions, biases,
         )  # fmt: skip
         if splits:
             return ungrouped(ring.attend(operands, causal=causal, **options), query)
@@ -119,8 +110,12 @@ def tree_attention(
     return chunked(attend, queries, QUERIES) if cache_key is None and not splits else attend(queries)
 
 
-def _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value) -> None:
+def _check(
+    implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale, value, distances
+) -> None:
     """Raises ValueError on incompatible arguments of `tree_attention`."""
+    if isinstance(visible, Unrolled) and distances is not None:
+        raise ValueError("an unrolled block of tree_attention has no distances: give a mask")
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
             f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "

@@ -58,12 +58,10 @@ def find(operands: Operands, **options) -> Found:
 def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False, tiles=None):
     """The finished attention or, if not `whole`, sums, peaks and totals."""
     queries, query_positions = operands.queries, operands.query_positions
-    batch, heads, rows, width = queries.shape
-    capacity = operands.cache_key.shape[2]
+    (batch, heads, rows, width), capacity = queries.shape, operands.cache_key.shape[2]
     turned = slots_last(capacity, width)
     tiles = blocks.tiles(operands, window) if tiles is None else tiles
-    size, parts = tiles.slots, tiles.parts
-    most = pl.cdiv(capacity, size)
+    size, parts, most = tiles.slots, tiles.parts, pl.cdiv(capacity, tiles.slots)
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)

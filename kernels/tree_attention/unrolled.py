@@ -48,7 +48,7 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
     Args:
       query: `[B, T, K * G, H]`.
       key: see above.
-      value: as `key`, or of another width.
+      value: as `key`, or of another width; None: the keys.
       visible: see `Unrolled`.
       positions: `[B, T]` of the slots, read only under a `window`.
       scale: see `api.tree_attention`.
@@ -56,6 +56,7 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
       soft_cap: see `api.tree_attention`.
       sinks: see `api.tree_attention`.
     """
+    value = key if value is None else value
     width, passes, heads = query.shape[1], visible.later.shape[2], key.shape[2]
     first, later = visible.first, visible.later
     if window is not None:

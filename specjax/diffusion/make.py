@@ -8,8 +8,7 @@ from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache import Cache, NoCache
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
-from specjax.lm import LM
-from specjax.models.mixers import check_both_ways
+from specjax.lm import LM, check_both_ways
 from specjax.sharding.mesh import make_mesh
 
 

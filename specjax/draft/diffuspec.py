@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Block, Wants, check_both_encode
-from specjax.models.mixers import check_both_ways
+from specjax.lm import LM, Block, Wants, check_both_encode, check_both_ways
 from specjax.sharding.rules import shardings
 
 Array = jax.Array

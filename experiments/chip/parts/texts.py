@@ -101,7 +101,7 @@ def forced_logits(model: str) -> np.ndarray:
     """`[B, V]` logits after the prompts of the table's rows."""
     lines = conformance()
     rows, target = lines.MIXED, lines.MODELS.get(model, lines.TARGET)
-    from specjax.lm import Block, Wants
+    from specjax.lm import Block, Wants, encodes
 
     longest = max(map(len, rows.prompts))
     tokens = np.zeros((len(rows.prompts), longest), np.int32)
@@ -110,7 +110,15 @@ def forced_logits(model: str) -> np.ndarray:
     block = Block(
         jnp.asarray(tokens), jnp.tile(jnp.arange(longest)[None], (len(tokens), 1)), jnp.zeros(len(tokens), jnp.int32)
     )
-    read = jax.jit(lambda params, block: target(params, block, None, wants=Wants(logits=True)).logits)
+
+    @jax.jit
+    def read(params, block):
+        cache = None
+        if encodes(target):
+            cache = target.init_cache(len(tokens), lines.CAPACITY)
+            cache = target.encode(params, cache, lines.source_of(rows.prompts, longest))
+        return target(params, block, cache, wants=Wants(logits=True)).logits
+
     with exact():
         logits = np.asarray(read(lines._target(model), block))
     return np.stack([own[len(prompt) - 1] for own, prompt in zip(logits, rows.prompts, strict=True)])

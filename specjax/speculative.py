@@ -35,11 +35,11 @@ from specjax.warpers import WARPERS
 Array = jax.Array
 PyTree = Any
 
-PREFILL_WIDTHS = (16, 32, 64, 96, 128, 192, 256)
+PREFILL_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
 def prefill_width(prompt_length: int, parts: int = 1) -> int:
-    """The prefill chunk of a record: the first of `PREFILL_WIDTHS` that holds its prompt, or the last.
+    """The width of a record's prefill chunks: they are as few as the widest would be, and all of one width of `PREFILL_WIDTHS`.
 
     It depends on the record's length alone, so its numbers do not depend on what else is in the batch. Records of one
     width may be inserted together.
@@ -49,7 +49,24 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
       parts: into how many parts a mesh splits a chunk's tokens; each part has this width.
     """
     share = -(-(prompt_length - 1) // parts)
-    return parts * next((width for width in PREFILL_WIDTHS if width >= share), PREFILL_WIDTHS[-1])
+    chunks = max(1, -(-share // PREFILL_WIDTHS[-1]))
+    return parts * next(width for width in PREFILL_WIDTHS if width * chunks >= share)
+
+
+def prefill_columns(longest: int, width: int, capacity: int, begin: int = 1) -> int:
+    """The columns in which prompts enter: a power of two of chunks where the buffer holds so many, for few compiled shapes.
+
+    Only the chunks that the longest prompt needs are read.
+
+    Args:
+      longest: the tokens of the longest prompt.
+      width: of a chunk.
+      capacity: the columns of the buffer.
+      begin: one more than the tokens that were read before, as a prefix.
+    """
+    chunks = max(1, -(-(longest - begin) // width))
+    rounded = 1 << (chunks - 1).bit_length()
+    return begin + width * (rounded if begin + width * rounded <= capacity else chunks)
 
 
 @jax.tree_util.register_dataclass
@@ -301,7 +318,7 @@ class Speculative(Decoder[DecodeState]):
         return dataclasses.replace(fresh, draft=draft)
 
     def _read_parts(self, params, state, begin, size, width):
-        """Runs the target over columns `begin` - 1 to `size` - 2 in chunks. Makes no logits."""
+        """Runs the target over columns `begin` - 1 to `size` - 2, or to the last that a row has, in chunks. Makes no logits."""
         first, capacity = begin - 1, state.tokens.shape[1]
 
         def chunk(start, width, carry):
@@ -324,7 +341,9 @@ class Speculative(Decoder[DecodeState]):
         if whole == 1:
             carry = chunk(first, width, carry)
         elif whole > 1:
-            carry = jax.lax.fori_loop(0, whole, lambda i, carry: chunk(first + i * width, width, carry), carry)
+            needed = -(-(jnp.max(state.length) - begin) // width)  # not static, so that few programs are compiled
+            read = lambda i, carry: chunk(first + i * width, width, carry)
+            carry = jax.lax.fori_loop(0, jnp.minimum(whole, needed), read, carry)
         if whole < chunks:  # a whole chunk would reach past the buffer, where slice updates clamp
             carry = chunk(first + whole * width, capacity - first - whole * width, carry)
         return dataclasses.replace(state, cache=carry[0], draft=carry[1])

@@ -197,10 +197,11 @@ def scores(query, key, visible, scale, soft_cap, key_scale=None, added=None):
     key, key_scale = _of_heads(key, key_scale, query.dtype)
     product = jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
     product = product if key_scale is None else product * key_scale[:, :, None]
-    if visible.shape[1] > 1:
-        visible = jnp.repeat(visible, query.shape[2] // visible.shape[1], axis=1)
     scored = capped(product * scale, soft_cap)
-    return jnp.where(visible[:, None], scored if added is None else scored + added, MASKED)
+    scored = scored if added is None else scored + added
+    # a view by query and head: the mask of a query repeated for its heads would be found by a division for each score
+    of_query = scored.reshape(*scored.shape[:2], visible.shape[1], -1, scored.shape[3])
+    return jnp.where(visible[:, None, :, None], of_query, MASKED).reshape(scored.shape)
 
 
 def _of_heads(x, scale, dtype):

@@ -27,7 +27,7 @@ from specjax.serve.request import Record, Request, several
 from specjax.serve.selecting import Choose, selected
 from specjax.serve.slots import in_order
 from specjax.sharding.rules import parts
-from specjax.speculative import prefill_width
+from specjax.speculative import prefill_columns, prefill_width
 
 _LOG = logging.getLogger(__name__)
 PARTS = 8
@@ -65,7 +65,7 @@ class Contestant:
         for index, request in enumerate(self.requests):
             length = len(served.given(request))
             width = prefill_width(length, split)
-            sizes.setdefault((width, -(-(length - 1) // width)), index)
+            sizes.setdefault((width, prefill_columns(length, width, self.capacity)), index)
         every = list(sizes.values())
         every += [index + 1 for index in every[:1] if self.requests[index].sample == 0]  # a copy of a prefilled row
         chosen = [self.requests[index] for index in sorted(every)]

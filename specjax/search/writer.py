@@ -22,7 +22,7 @@ from specjax.sampling.noise import keys_of
 from specjax.search.stepwise import Asked
 from specjax.settings import settled
 from specjax.sharding.distributed import to_host
-from specjax.speculative import prefill_width, speculative, write
+from specjax.speculative import prefill_columns, prefill_width, speculative, write
 from specjax.state import Finish
 
 Array = jax.Array
@@ -96,7 +96,7 @@ class Writer:
         self.most[:], self.most[:count] = 0, [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
         for width in sorted(set(widths)):
             own = [row for row in range(count) if widths[row] == width]
-            size = 1 + -(-(max(len(asked.ids[row]) for row in own) - 1) // width) * width
+            size = prefill_columns(max(len(asked.ids[row]) for row in own), width, self.capacity)
             tokens, lengths = np.zeros((self.rows, max(size, 2)), np.int32), np.ones(self.rows, np.int32)
             keys, places = np.zeros((self.rows, 2), np.uint32), np.full(self.rows, self.rows)
             for row in own:

@@ -26,7 +26,7 @@ from specjax.serve.text_reader import power_of_two
 from specjax.serve.watch import End, Watch, new_tokens, text_of
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
-from specjax.speculative import prefill_width
+from specjax.speculative import prefill_columns, prefill_width
 from specjax.state import Finish
 
 STEPS_PER_CALL = 32
@@ -175,8 +175,8 @@ class Slots:
     ) -> Any:
         """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`.
 
-        There is one compiled shape per prefill width (for the widest, one per multiple of it), and per width of
-        sources. The content of a row does not depend on which other requests enter."""
+        There is one compiled shape per prefill width (for a prompt of several chunks, per power of two of them), and per
+        width of sources. The content of a row does not depend on which other requests enter."""
         known = 0 if prefix is None else prefix.length - 1
         split = parts(self.served.mesh, "tokens")
         widths = [
@@ -238,7 +238,7 @@ class Slots:
         keys = np.concatenate([keys, np.repeat(keys[:1], spare, axis=0)])
         given = [self.served.given(request) for request in requests]
         begin = 1 if prefix is None else prefix.length
-        size = begin + -(-(max(map(len, given)) - begin) // width) * width
+        size = prefill_columns(max(map(len, given)), width, self.capacity, begin)
         tokens = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
             tokens[row, : len(ids)] = ids

@@ -1,0 +1,78 @@
+"""Trains the heads for SmolLM2 with `specjax capture` and `specjax train`, as `config.toml` says, and puts them in place.
+
+python -m experiments.smollm2.data FOLDER --apart QUESTIONS.jsonl ...
+python -m experiments.smollm2.train FOLDER [HEAD ...]
+
+FOLDER holds the texts, and gets the captured features (about 5 kB for each token) and the runs. The same command goes on after
+a kill. The curves of held-out acceptance are in `HEAD.jsonl`, beside this file.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SHIPPED = HERE.parents[1] / "specjax" / "models" / "pretrained" / "heads"
+SOURCES = ("answers-1.jsonl", "answers-2.jsonl")
+PARTS = ("train", "held-out")
+
+
+def run(*words: object) -> None:
+    """A command of specjax."""
+    print("$ specjax", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "specjax", *map(str, words)], check=True)
+
+
+def split(folder: Path, each: int) -> None:
+    """Writes `train.jsonl` and `held-out.jsonl`: of every `each` conversations the last one is held out."""
+    lines = [line for name in SOURCES if (folder / name).exists() for line in (folder / name).read_text().splitlines()]
+    if not lines:
+        raise SystemExit(f"{folder} holds no {SOURCES[0]}: run experiments.smollm2.data first")
+    held = lines[each - 1 :: each]
+    trained = [line for at, line in enumerate(lines) if at % each != each - 1]
+    for part, chosen in zip(PARTS, (trained, held), strict=True):
+        (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in chosen))
+
+
+def flags(options: dict[str, Any]) -> list[Any]:
+    """The words of a command's options."""
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what experiments.smollm2.data wrote; the runs go there too")
+    parser.add_argument("heads", nargs="*", metavar="HEAD", help="of the recipe's (default: all)")
+    parser.add_argument("--export", type=Path, default=SHIPPED, help="folders of heads")
+    parser.add_argument("--config", type=Path, default=HERE / "config.toml")
+    options = parser.parse_args()
+    folder, config = options.folder, tomllib.loads(options.config.read_text())
+    target, shared = ("--target", config["target"]), config["options"]
+    split(folder, config["held_out"])
+    read = {"batch-size": shared["batch-size"], "length": shared["length"]}
+    for part in PARTS:
+        text, features = folder / f"{part}.jsonl", folder / f"features-{part}"
+        run("capture", config["capture"], *target, "--data", text, "--output", features, *flags(read))
+    for name in options.heads or config["heads"]:
+        own = dict(config["heads"][name])
+        line, output = own.pop("line", name), folder / name
+        more = ["--resume"] if output.exists() else []
+        rows = "--features", folder / "features-train", "--held-out", folder / "features-held-out"
+        of_rows = {key: value for key, value in {**shared, **own}.items() if key != "length"}
+        run("train", line, *target, "--output", output, *rows, *flags(of_rows), *more)
+        place = options.export / f"{config['target']}-{name}"
+        place.mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy(output / file, place / file)
+        records = [json.loads(line) for line in (output / "training" / "metrics.jsonl").read_text().splitlines()]
+        kept = [record for record in records if any(key.startswith("held_out") for key in record)]
+        (HERE / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+if __name__ == "__main__":
+    main()

@@ -398,14 +398,13 @@ def _named(form: Form) -> str:
     return ", ".join(name + (f" {widths}" if widths else "") for name, widths in form)
 
 
-insert_program = jax.jit(
-    lambda decoder, params, state, rows, prompts, prefix=None: decoder.insert(
-        params, state, rows, prompts, prefix=prefix
-    ),
-    static_argnums=(0,),
-    donate_argnums=(2,),
-)
-"""`insert` without its check of the rows."""
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def insert_program(
+    decoder: Decoder[State], params: PyTree, state: State, rows: Any, prompts: Prompts, prefix: Any = None
+):
+    """`insert` without its check of the rows."""
+    return decoder.insert(params, state, rows, prompts, prefix=prefix)
+
 
 read_prefix = jax.jit(
     lambda decoder, params, state, tokens: decoder.read_prefix(params, state, tokens),

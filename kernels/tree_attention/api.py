@@ -29,6 +29,7 @@ INTERPRETED = {
 """For each kernel in an interpreter: the implementation, and the platform whose kernel it is."""
 
 
+@jax.named_scope("tree_attention")
 def tree_attention(
     query: jax.Array, key: jax.Array, value: jax.Array | None, cache_key: jax.Array | None, cache_value: jax.Array | None,
     length: jax.Array, *, visible: jax.Array | Unrolled | None = None, query_positions: jax.Array | None = None,

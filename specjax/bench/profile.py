@@ -1,4 +1,4 @@
-"""`specjax bench profile`: the parts of a decoding step's time, from a trace of the current device.
+"""`specjax bench profile`: the parts of the time of a prefill and of a decoding step, from a trace of the current device.
 
 The decoder's own loop runs under `jax.profiler` until the first row ends. The trace gives the time of every operation,
 and the compiled text gives the part of a step from which it was traced. Tracing slows small operations most. So each
@@ -8,10 +8,7 @@ part's share of the traced time is applied to the time of a step without a trace
 import contextlib
 import dataclasses
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +18,11 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
+from specjax.bench.prefill import Prefill, prefill
 from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import progress
-from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
+from specjax.bench.step_parts import PARTS, REST, by_part, parts_of
+from specjax.bench.trace import events_of, with_names
 from specjax.jobs import jsonl
 from specjax.serve.request import needs_of
 from specjax.terminal import bad_input, note, write
@@ -43,6 +42,7 @@ class Profile:
       parts: seconds by part, which add up to `step_seconds`.
       besides_forwards: the share of a step outside a model's forward passes; drafting counts as one if the drafter has
         parameters.
+      prefill: how the prompts were read before.
     """
 
     decoder: str
@@ -51,6 +51,7 @@ class Profile:
     step_seconds: float
     parts: dict[str, float]
     besides_forwards: float
+    prefill: Prefill
 
 
 def command(options: BenchOptions) -> int:
@@ -88,10 +89,16 @@ def command(options: BenchOptions) -> int:
 
 
 def shown(found: list[Profile]) -> str:
-    """The profiles as bars, and the share outside models' forward passes."""
+    """The profiles as bars, the share outside models' forward passes, and how fast prompts were read."""
     bars = text.step_times({f"{one.decoder}, batch {one.batch}": one.parts for one in found})
-    rest = (f"{one.decoder}: {one.besides_forwards:.1%} of a step is no forward pass of a model" for one in found)
-    return "\n".join([bars, *rest]) + "\n"
+    read = text.step_times({f"prefill of {one.decoder}": one.prefill.parts for one in found})
+    rest = [f"{one.decoder}: {one.besides_forwards:.1%} of a step is no forward pass of a model" for one in found]
+    rest += [
+        f"prefill of {one.decoder}: {one.prefill.tokens} tokens, {one.prefill.tokens_per_second:.0f} a second; "
+        f"{one.prefill.padding:.1%} of what was computed is padding"
+        for one in found
+    ]
+    return "\n".join([bars, read, *rest]) + "\n"
 
 
 def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profile:
@@ -130,38 +137,5 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     parts = {part: seconds * traced[part] / total for part in (*PARTS, REST)}
     modelled = bool(jax.tree.leaves(engine.params["draft"]))
     forwards = parts["target"] + (parts["draft"] if modelled else 0.0)
-    return Profile(name, len(requests), steps, seconds, parts, 1 - forwards / seconds)
-
-
-def with_names(lowered: Any, program: Any) -> Any:
-    """A program whose operations a trace names.
-
-    A GPU runs many operations as one graph of kernels, which a trace does not name. There it is compiled again, without
-    graphs; elsewhere it is `program`.
-    """
-    return lowered.compile({"xla_gpu_enable_command_buffer": ""}) if jax.default_backend() == "gpu" else program
-
-
-def events_of(run: Callable[[], Any], module: str) -> list[list[Event]]:
-    """The operations of a program under the profiler, one list for every line of the trace (a thread or a stream).
-
-    Args:
-      run: runs the program.
-      module: the program's name.
-    """
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            run()
-        (file,) = Path(folder).glob("plugins/profile/*/*.xplane.pb")
-        planes = jax.profiler.ProfileData.from_file(str(file)).planes
-        lines = [[_event(event, module) for event in line.events] for plane in planes for line in plane.lines]
-    return [[event for event in line if event is not None] for line in lines]
-
-
-def _event(event: Any, module: str) -> Event | None:
-    stats = dict(event.stats)
-    if "hlo_op" not in stats or not str(stats.get("hlo_module", module)).startswith(module):
-        return None
-    return Event(str(stats["hlo_op"]), event.start_ns, event.duration_ns)
+    read = prefill(engine, requests, repeats)
+    return Profile(name, len(requests), steps, seconds, parts, 1 - forwards / seconds, read)

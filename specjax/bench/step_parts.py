@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from specjax.plan.hlo import Computation, Op, Program, parse
 
@@ -30,7 +30,14 @@ class Event:
     duration: float
 
 
-def parts_of(text: str) -> dict[str, str]:
+def of_step(op: Op) -> str | None:
+    """The part of a step by the outermost scope that names one; None if the operation names no source."""
+    if not op.source:
+        return None
+    return next((_SCOPES[word] for word in op.source.split("/") if word in _SCOPES), REST)
+
+
+def parts_of(text: str, part: Callable[[Op], str | None] = of_step) -> dict[str, str]:
     """The part of every operation of a compiled program, by name; `REST` for operations of no part.
 
     Operations that the compiler added or rewrote (a copy, a library's matrix product) may not name a source. Their part
@@ -38,6 +45,7 @@ def parts_of(text: str) -> dict[str, str]:
 
     Args:
       text: of `compiled.as_text()`.
+      part: that of an operation by itself, or None.
     """
     program, found = parse(text), {}
     seen: set[str] = set()
@@ -47,15 +55,17 @@ def parts_of(text: str) -> dict[str, str]:
         if name in seen or name not in program.computations:
             continue
         seen.add(name)
-        own = _of_computation(program, program.computations[name], None if outer == REST else outer)
+        own = _of_computation(program, program.computations[name], None if outer == REST else outer, part)
         found |= own
         ops = program.computations[name].ops.values()
         waiting += [(called, own[op.name]) for op in ops for called in op.called]
     return found
 
 
-def _of_computation(program: Program, here: Computation, outer: str | None) -> dict[str, str]:
-    said = {name: _part(op) or _fused(program, op) or outer for name, op in here.ops.items()}
+def _of_computation(
+    program: Program, here: Computation, outer: str | None, part: Callable[[Op], str | None]
+) -> dict[str, str]:
+    said = {name: part(op) or _fused(program, op, part) or outer for name, op in here.ops.items()}
 
     def largest(names: Iterable[str]) -> str | None:
         known = [name for name in names if said.get(name)]
@@ -66,26 +76,21 @@ def _of_computation(program: Program, here: Computation, outer: str | None) -> d
     for name, op in reversed(here.ops.items()):
         if op.opcode not in _SHARED:
             said[name] = said[name] or largest(user.name for user in here.users[name])
-    return {name: part or REST for name, part in said.items()}
+    return {name: found or REST for name, found in said.items()}
 
 
-def _part(op: Op) -> str | None:
-    """The part by the outermost scope that names one; None if the operation names no source."""
-    if not op.source:
-        return None
-    return next((_SCOPES[word] for word in op.source.split("/") if word in _SCOPES), REST)
-
-
-def _fused(program: Program, op: Op) -> str | None:
+def _fused(program: Program, op: Op, part: Callable[[Op], str | None]) -> str | None:
     """The part of most operations in a fusion."""
     inside = [
         program.computations[name] for name in op.called if op.opcode == "fusion" and name in program.computations
     ]
-    parts = collections.Counter(part for one in inside for inner in one.ops.values() if (part := _part(inner)))
+    parts = collections.Counter(own for one in inside for inner in one.ops.values() if (own := part(inner)))
     return parts.most_common(1)[0][0] if parts else None
 
 
-def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[str, float]:
+def by_part(
+    lines: Sequence[Sequence[Event]], parts: Mapping[str, str], names: Sequence[str] = PARTS
+) -> dict[str, float]:
     """Nanoseconds by part, over all lines of a trace.
 
     Each run of a repeated operation counts as its median run. Each gap between the operations of a loop counts as the
@@ -94,12 +99,13 @@ def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[
     Args:
       lines: lists of events, one for every thread or stream.
       parts: see `parts_of`.
+      names: of the parts, beside `REST`.
     """
     runs: dict[str, list[float]] = collections.defaultdict(list)
     for line in lines:
         for name, own in _own(line):
             runs[name] += own
-    total = dict.fromkeys((*PARTS, REST), 0.0)
+    total = dict.fromkeys((*names, REST), 0.0)
     for name, times in runs.items():
         total[parts.get(name, REST)] += len(times) * statistics.median(times)
     return total

@@ -173,7 +173,15 @@ class Slots:
     def insert(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
     ) -> Any:
-        """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`.
+        """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`."""
+        for chosen, prompts in self.calls(rows, requests, keys, prefix):
+            state = decoding.insert(self.served.decoder, self.served.params, state, chosen, prompts, prefix=prefix)
+        return state
+
+    def calls(
+        self, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
+    ) -> Iterator[tuple[np.ndarray, Prompts]]:
+        """The rows and prompts of every call with which requests enter.
 
         There is one compiled shape per prefill width (for a prompt of several chunks, per power of two of them), and per
         width of sources. The content of a row does not depend on which other requests enter."""
@@ -188,8 +196,7 @@ class Slots:
             for at in range(0, len(chosen), self.share):
                 part = chosen[at : at + self.share]
                 chosen_rows, asked = [rows[i] for i in part], [requests[i] for i in part]
-                state = self._insert(state, chosen_rows, asked, keys[part], *width, prefix)
-        return state
+                yield self._call(chosen_rows, asked, keys[part], *width, prefix)
 
     def _source_width(self, source: Any) -> int:
         """The columns of a request's source: its features', or for tokens one of a few numbers; 0 without a source."""
@@ -231,7 +238,7 @@ class Slots:
                 state = decoding.copy_row(decoder, state, row, kept[1], keys_of(key))
         return state, kept
 
-    def _insert(self, state, rows, requests, keys, width, source_width, prefix):
+    def _call(self, rows, requests, keys, width, source_width, prefix):
         # unused places repeat the first request and are dropped
         spare = self.share - len(rows)
         rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
@@ -255,8 +262,7 @@ class Slots:
             width,
             Source.of([request.source for request in requests], source_width) if source_width else None,
         )
-        decoder, params = self.served.decoder, self.served.params
-        return decoding.insert(decoder, params, state, np.asarray(rows), prompts, prefix=prefix)
+        return np.asarray(rows), prompts
 
 
 class Loop:

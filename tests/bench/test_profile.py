@@ -7,6 +7,7 @@ import pytest
 
 from specjax import cli, models
 from specjax.bench import profile
+from specjax.bench.prefill import KINDS, Prefill, kind_of
 from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
 from specjax.models import LlamaLM, llama_config
 
@@ -53,6 +54,20 @@ def test_a_part_takes_what_its_operations_take_without_those_inside_them():
     assert found == {"draft": 12.0, "target": 60.0, "verify": 0.0, "commit": 0.0, REST: 25.0}
 
 
+def test_work_of_a_prefill_is_of_the_kind_that_its_source_says():
+    source = 'metadata={op_name="jit(insert_program)/layer_0/'
+    lines = {
+        "product": f'dot(%x, %x), {source}dot_general"}}', "scored": f'dot(%x, %x), {source}tree_attention/dot_general"}}',
+        "written": f'add(%x, %x), {source}scatter"}}', "normed": f'multiply(%x, %x), {source}mul"}}', "moved": "copy(%x)",
+    }  # fmt: skip
+    body = "".join(f"  %{name} = f32[2]{{0}} {rest}\n" for name, rest in lines.items())
+    first, last = "  %x = f32[2]{0} parameter(0)\n", "  ROOT %out = f32[2]{0} copy(%x)\n}\n"
+    text = f"HloModule m\n\nENTRY %main (x: f32[2]) -> f32[2] {{\n{first}{body}{last}"
+    found = parts_of(text, kind_of)
+    wanted = {"product": "products", "scored": "attention", "written": "copies", "normed": REST, "moved": "copies"}
+    assert {name: found[name] for name in wanted} == wanted
+
+
 def test_what_interrupts_a_program_does_not_count():
     late = [Event("a", at, 500 if at == 1000 else 10) for at in (0, 1000, 2000)]
     assert by_part([late], {"a": "target"})["target"] == 30.0
@@ -82,6 +97,9 @@ def test_the_command(words, tmp_path, capsys):
         assert sum(parts.values()) == pytest.approx(row["step_seconds"])
         assert parts["target"] > parts["verify"] and parts["commit"] > 0
         assert row["besides_forwards"] == pytest.approx(1 - parts["target"] / row["step_seconds"])
+        read = row["prefill"]
+        assert list(read["parts"]) == [*KINDS, REST] and sum(read["parts"].values()) == pytest.approx(read["seconds"])
+        assert (read["tokens"], read["columns"]) == (10, 32) and min(read["parts"].values()) > 0
     assert plain["parts"]["draft"] < drafted["parts"]["draft"]
     assert picture.stat().st_size > 1000
 
@@ -95,7 +113,8 @@ def test_what_a_decoder_took_is_there_as_soon_as_it_has_ended(words, capsys, mon
     def measured(name, *rest):
         if name != "none":
             raise RuntimeError("the profiler recorded no operation of the program on this device")
-        return profile.Profile(name, 2, 3, 0.5, {"target": 0.5}, 0.0)
+        read = Prefill(10, 32, 0.25, {"products": 0.25})
+        return profile.Profile(name, 2, 3, 0.5, {"target": 0.5}, 0.0, read)
 
     monkeypatch.setattr(profile, "profile", measured)
     with pytest.raises(RuntimeError):

@@ -28,9 +28,9 @@ from experiments.chip.base import (
     table,
 )
 from specjax import models
-from specjax.bench.profile import events_of, with_names
 from specjax.bench.step_parts import PARTS as SCOPES
 from specjax.bench.step_parts import REST, by_part, parts_of
+from specjax.bench.trace import events_of, with_names
 from specjax.decode import Speculate
 from specjax.decoder import Needs, run_program
 from specjax.models.dfloat11 import Coded, encoded

@@ -36,6 +36,15 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 """
 
 
+def test_what_is_shipped_stays_small():
+    """Weights of all models and heads, in bytes; those for SmolLM2 apart."""
+    files = list((ROOT / "models" / "pretrained").rglob("*.safetensors"))
+    sizes = {file.relative_to(ROOT).as_posix(): file.stat().st_size for file in files}
+    assert len(sizes) > 10, "it has found them"
+    assert sum(sizes.values()) <= 90e6
+    assert sum(size for name, size in sizes.items() if "/smollm2-" in name) <= 25e6
+
+
 def test_every_dependency_is_imported_somewhere():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"\w+", name)[0] for name in needed}

@@ -200,7 +200,8 @@ def scores(query, key, visible, scale, soft_cap, key_scale=None, added=None):
     scored = capped(product * scale, soft_cap)
     scored = scored if added is None else scored + added
     # a view by query and head: the mask of a query repeated for its heads would be found by a division for each score
-    of_query = scored.reshape(*scored.shape[:2], visible.shape[1], -1, scored.shape[3])
+    batch, heads, rows, slots = scored.shape
+    of_query = scored.reshape(batch, heads, visible.shape[1], rows // visible.shape[1], slots)
     return jnp.where(visible[:, None, :, None], of_query, MASKED).reshape(scored.shape)
 
 

@@ -131,11 +131,15 @@ def of_several_passes(policy: "Unmask | Stored") -> bool:
 
 
 def shipped_name(target: Any) -> str:
-    """The name under which a model is shipped, whatever the name of a user's folder; empty if it is not shipped."""
+    """The name under which a model is shipped, or found in a package, whatever the name of a user's folder; or nothing."""
     from specjax import models
+    from specjax.models.gguf.finding import PACKAGES
 
-    folder = target.path and target.path.resolve()
-    return next((name for name, ours in models.shipped().items() if ours.resolve() == folder), "")
+    if target.path is None:
+        return ""
+    folder = target.path.resolve()
+    ours = (name for name, own in models.shipped().items() if own.resolve() == folder)
+    return next(ours, next((name for name, package in PACKAGES.items() if package.file == folder.name), ""))
 
 
 def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
@@ -143,14 +147,12 @@ def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
 
     Args:
       asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
-      target: its `shipped_name`; for one that is not shipped, the companions are those of `DEFAULT_MODEL`.
+      target: its `shipped_name`; for one without a name, the companions are those of `DEFAULT_MODEL`.
     """
-    from specjax import models
-
     first, dash, what = asked.partition("-")
     if first != _TARGET:
         return asked
-    name = target if target in models.shipped() else DEFAULT_MODEL
+    name = target or DEFAULT_MODEL
     return f"{name.partition('-')[0]}{dash}{what}"
 
 

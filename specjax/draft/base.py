@@ -396,6 +396,10 @@ class Trained(Drafter):
     def init_params(self, key: Array, target_params: PyTree) -> PyTree:
         """Parameters to start training from, once the drafter is bound to the target."""
 
+    def completed(self, params: PyTree, target_params: PyTree) -> PyTree:
+        """The parameters with which it drafts: those that are stored, and what it takes from the target."""
+        return params
+
     @classmethod
     def objective(cls) -> "type[Objective] | None":
         """The objective with which `specjax train` fits its parameters, imported when needed. Its field `drafter` is

@@ -230,13 +230,18 @@ class HeadObjective(Objective):
     def reads(self):
         return self.drafter.feature_wants
 
+    @property
+    def columns(self) -> np.ndarray | None:
+        """`ids` as an array; None for the target's vocabulary."""
+        return np.asarray(self.ids, np.int32) if self.ids else None
+
     def init(self, key, target_params):
         """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""
         params = self.drafter.init_params(key, target_params)
-        if not self.ids:
+        if self.columns is None:
             return params
-        own = self.drafter.trimmed(params, target_params, np.asarray(self.ids, np.int32))[1]
+        own = self.drafter.trimmed(params, target_params, self.columns)[1]
         return {name: value for name, value in own.items() if name != "ids"}
 
     def export(self, params):
-        return {**params, "ids": np.asarray(self.ids, np.int32)} if self.ids else params
+        return params if self.columns is None else {**params, "ids": self.columns}

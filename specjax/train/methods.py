@@ -71,8 +71,9 @@ class HeadTask:
         given = {"drafter": drafter}
         if "ids" in params:
             given["ids"] = tuple(np.asarray(params["ids"]).tolist())
-            params = {name: value for name, value in params.items() if name != "ids"}
         made = dataclasses.replace(made, **given)
+        trained = jax.eval_shape(made.init, jax.random.key(0), target.params)
+        params = {name: value for name, value in params.items() if name in trained}  # not ids, nor what is the target's
         fields = {name: tuple(value) if isinstance(value, list) else value for name, value in made.fields.items()}
         fresh = type(drafter)(**fields).bind(target.lm)
         sizes = lambda objective: jax.tree.map(

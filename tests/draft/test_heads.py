@@ -63,6 +63,26 @@ def test_fresh_medusa_heads_are_the_base_head():
     assert len(heads) == drafter.heads
 
 
+@pytest.mark.parametrize("kind", [Medusa, Hydra])
+def test_heads_without_an_output_layer_of_their_own_share_the_targets(kind):
+    """They draft what heads with copies of it draft, also over a part of the vocabulary; and nothing of it is stored."""
+    own, shared = (kind(TREE, heads=3, own_head=own_head).bind(TARGET) for own_head in (True, False))
+    model = noisy(shared)
+    blocks = model["draft"]
+    assert all("kernel" not in head for head in blocks["heads"]) and "kernel" not in blocks
+    completed = shared.completed(blocks, model["target"])
+    copies = {"heads": [{**head, "kernel": completed["kernel"]} for head in blocks["heads"]]}
+    tree, state = propose(shared, {**model, "draft": completed})
+    assert np.array_equal(tree.tokens, propose(own, {**model, "draft": copies}, state)[0].tokens)
+    ids = np.arange(0, TARGET.vocab_size, 3)
+    few = shared.completed({**shared.trimmed(blocks, model["target"], ids)[1]}, model["target"])
+    assert few["kernel"].shape[1] == len(ids)
+    trimmed = shared.trimmed(completed, model["target"], ids)[1]
+    jax.tree.map(np.testing.assert_array_equal, few, trimmed)
+    drafted = np.asarray(propose(shared, {**model, "draft": few}, state)[0].tokens[:, 1:])
+    assert np.isin(drafted, ids).all()
+
+
 @pytest.mark.slow
 def test_a_medusa_depth_listens_to_its_own_head():
     drafter = Medusa(TREE)

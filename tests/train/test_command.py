@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from support import slow_disk
 
 from specjax import cli, models
@@ -198,10 +199,10 @@ def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, 
 
 @pytest.mark.slow
 def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
-    """And training goes on from them, with their fields and their vocabulary."""
+    """And training goes on from them, with their fields and their vocabulary. What they take from the target is not stored."""
     out = tmp_path / "out"
-    words = ["medusa:heads=4,decay=0.5", "--output", out, *SMALL]
-    assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
+    words = ["medusa:heads=4,decay=0.5,own_head=false", "--output", out, *SMALL]
+    assert "has no field 'frob'; it has heads, layers, own_head, decay" in refused("medusa:frob=1", *words[1:])
     assert "are for draft models, not for medusa" in refused(*words, "--draft", files / "draft")
     assert "cannot keep 99 of 32" in refused(*words, "--draft-vocabulary", 99)
     half = ["--draft-vocabulary", 16, "--save-dtype", "float16", "--compute-dtype"]
@@ -210,10 +211,12 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
     said = "its compute_dtype was 'bfloat16' and is 'float32' now"
     assert said in refused(*words, *half, "float32", "--resume")
     config = json.loads((out / "config.json").read_text())
-    assert config["drafter"] == "medusa" and config["fields"] == {"heads": 4, "layers": 1}
+    assert config["drafter"] == "medusa" and config["fields"] == {"heads": 4, "layers": 1, "own_head": False}
     assert config["torch_dtype"] == "float16"
     drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
     assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
+    written = set(load_file(out / "model.safetensors"))
+    assert params["kernel"].shape[1] == 16 and written.isdisjoint({"kernel", "heads.0.kernel"}) and len(written) == 9
     words = ["medusa", "--start", out, "--output", tmp_path / "more", *SMALL, "--steps", 1]
     assert "was made with heads=4, so it cannot be 2" in refused("medusa:heads=2", *words[1:])
     assert "the head of --start has its own" in refused(*words, "--draft-vocabulary", 8)

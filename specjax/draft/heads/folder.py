@@ -183,6 +183,8 @@ def read_head(
         params = _read(title, folder, drafter, target) if params is None else params
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
+    if isinstance(drafter, Trained):
+        params = drafter.completed(params, target.params)
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: np.asarray(x).astype(_kind(path, x, target.dtype)), params
     )
@@ -223,6 +225,8 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
     """
     drafter: Any = kind(**chosen).bind(target.lm)
     shapes = jax.eval_shape(drafter.init_params, jax.eval_shape(lambda: jax.random.key(0)), target.params)
+    if isinstance(drafter, Trained):
+        shapes = jax.eval_shape(drafter.completed, shapes, target.params)
     kind_of = lambda x: target.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kind_of(x)), shapes)
     return drafter, params if mesh is None else placed(params, drafter.param_shardings(mesh, params))

@@ -65,7 +65,8 @@ class Hydra(Medusa):
                 "shortcut_bias": zeros(size),
             }
             blocks = [{"kernel": zeros(size, size), "bias": zeros(size)} for _ in range(self.layers - 1)]
-            return {"input": first, "blocks": blocks, "kernel": kernel, "bias": zeros(kernel.shape[1])}
+            last = {"kernel": kernel} if self.own_head else {}
+            return {"input": first, "blocks": blocks, "bias": zeros(kernel.shape[1]), **last}
 
         params = {"heads": [head(i) for i in range(self.heads)]}
         return {**params, "prefix": self.prefix.init(key, kernel.dtype)} if self.prefix_layer else params
@@ -95,7 +96,8 @@ class Hydra(Medusa):
         def dist(depth, lines):  # lines [B, F, heads + 1, E]: root and drafted tokens, zeros below
             seen = lines[:, :, : depth + 1].reshape(batch, lines.shape[1], (depth + 1) * size)
             prefix = jnp.broadcast_to(draft.feature[:, None], (batch, lines.shape[1], size))
-            return head_logits(own["heads"][depth], jnp.concatenate([prefix, seen.astype(prefix.dtype)], axis=-1))
+            wide = jnp.concatenate([prefix, seen.astype(prefix.dtype)], axis=-1)
+            return head_logits(own["heads"][depth], wide, own.get("kernel"))
 
         def grow(known, level):  # lines of the root and of every scored node
             lines = jnp.take_along_axis(known, level.parent[:, :, None, None] + 1, axis=1)
@@ -109,11 +111,11 @@ class Hydra(Medusa):
         return Proposal(tree, draft)
 
 
-def head_logits(head, x):
-    """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
+def head_logits(head, x, kernel=None):
+    """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`; `kernel` as in `medusa.head_logits`."""
     row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
     first, x = head["input"], x.astype(head["input"]["kernel"].dtype)
     h = x @ first["shortcut"] + row(first["shortcut_bias"]) + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
     for block in head["blocks"]:
         h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))
-    return head_scores(h, head["kernel"]) + row(head["bias"]).astype(jnp.float32)
+    return head_scores(h, head["kernel"] if kernel is None else kernel) + row(head["bias"]).astype(jnp.float32)

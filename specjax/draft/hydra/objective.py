@@ -22,7 +22,7 @@ class TrainHydra(HeadObjective):
     """
 
     recipe = Recipe(weight_decay=0.1)
-    saved = ("heads", "layers", "prefix_layer")
+    saved = ("heads", "layers", "own_head", "prefix_layer")
 
     decay: float = 1.0
 
@@ -36,10 +36,11 @@ class TrainHydra(HeadObjective):
         own = {"target": target_params, "draft": params}
         prefix, _ = drafter.read(own, teacher.output.final, batch.block(), None)
         embeds = drafter.target.embed(target_params, batch.tokens)
-        guesses = []
+        kernel, guesses = drafter.shared_kernel(target_params, self.columns), []
         for i, head in enumerate(params["heads"]):
             width = length - i - 2
             seen = [teacher.ahead(embeds, j, width) for j in range(1, i + 2)]
             inputs = jnp.concatenate([prefix[:, :width], *seen], axis=-1)
-            guesses.append(Guess(inputs, functools.partial(head_logits, head), i + 1, self.decay**i))
+            dist = functools.partial(head_logits, head, kernel=kernel)
+            guesses.append(Guess(inputs, dist, i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

@@ -21,13 +21,16 @@ class Medusa(FeatureDrafter):
     """All nodes of a depth share one distribution, so a whole tree costs one pass of the heads.
 
     `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}}. If the
-    heads know fewer tokens than the target, it also has `ids` `[U]`.
+    heads know fewer tokens than the target, it also has `ids` `[U]`. Without `own_head`, the heads share one `kernel`, which is
+    beside `heads`.
 
     Attributes:
       expander: turns the heads' distributions into a tree; no deeper than the number of heads. None for a small static
         tree.
       heads: how many.
       layers: residual blocks per head.
+      own_head: whether each head has an output layer of its own. If not, they share the target's, which is not trained and not
+        stored.
     """
 
     about = About(
@@ -43,6 +46,7 @@ class Medusa(FeatureDrafter):
     expander: Any = None
     heads: int = 3
     layers: int = 1
+    own_head: bool = True
 
     feature_wants = Wants(final=True)
 
@@ -74,11 +78,15 @@ class Medusa(FeatureDrafter):
         size = self.feature_size
         kernel = head_kernel(self.target, target_params)
         block = {"kernel": jnp.zeros((size, size), kernel.dtype), "bias": jnp.zeros((size,), kernel.dtype)}
-        return {
-            "heads": [
-                {"blocks": [dict(block) for _ in range(self.layers)], "kernel": kernel} for _ in range(self.heads)
-            ]
-        }
+        last = {"kernel": kernel} if self.own_head else {}
+        return {"heads": [{"blocks": [dict(block) for _ in range(self.layers)], **last} for _ in range(self.heads)]}
+
+    def completed(self, params, target_params):
+        return params if self.own_head else {**params, "kernel": self.shared_kernel(target_params, params.get("ids"))}
+
+    def shared_kernel(self, target_params, ids=None) -> Any:
+        """`[E, U]`, the target's output layer, for heads without one of their own; otherwise None."""
+        return None if self.own_head else head_kernel(self.target, target_params, ids)
 
     @classmethod
     def objective(cls) -> Any:
@@ -100,14 +108,15 @@ class Medusa(FeatureDrafter):
 
     def trimmed(self, params, target_params, ids):
         last = ("kernel", "bias")  # of a head's own output layer
-        heads = [{k: v[..., ids] if k in last else v for k, v in head.items()} for head in params["heads"]]
-        return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
+        cut = lambda head: {k: v[..., ids] if k in last else v for k, v in head.items()}
+        heads = [cut(head) for head in params["heads"]]
+        return self, {**cut(params), "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
 
     def propose(self, params, draft, view, sampler):
         own = params["draft"]
 
         def dist(depth):
-            return head_logits(own["heads"][depth], draft.feature)
+            return head_logits(own["heads"][depth], draft.feature, own.get("kernel"))
 
         def grow(carry, level):
             return carry, dist(level.depth)[:, None]
@@ -117,10 +126,10 @@ class Medusa(FeatureDrafter):
         return Proposal(tree, draft)
 
 
-def head_logits(head, h):
-    """A head's logits `[..., U]` in float32 from features `[..., E]`."""
+def head_logits(head, h, kernel=None):
+    """A head's logits `[..., U]` in float32 from features `[..., E]`, by a `kernel` that heads share or by its own."""
     for block in head["blocks"]:
         h = h.astype(block["kernel"].dtype)
         bias = jnp.reshape(block["bias"], (1,) * (h.ndim - 1) + block["bias"].shape)
         h = h + jax.nn.silu(h @ block["kernel"] + bias)
-    return head_scores(h, head["kernel"])
+    return head_scores(h, head["kernel"] if kernel is None else kernel)

@@ -22,7 +22,7 @@ class TrainMedusa(HeadObjective):
     """
 
     presets = {"paper": {"divergence": CrossEntropy("text"), "decay": 1.0}}
-    saved = ("heads", "layers")
+    saved = ("heads", "layers", "own_head")
 
     decay: float = 0.8
 
@@ -31,9 +31,10 @@ class TrainMedusa(HeadObjective):
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
-        length = batch.tokens.shape[1]
+        final, length = teacher.output.final, batch.tokens.shape[1]
+        kernel = self.drafter.shared_kernel(target_params, self.columns)
         guesses = [
-            Guess(teacher.output.final[:, : length - j - 2], functools.partial(head_logits, head), j + 1, self.decay**j)
+            Guess(final[:, : length - j - 2], functools.partial(head_logits, head, kernel=kernel), j + 1, self.decay**j)
             for j, head in enumerate(params["heads"])
         ]
         return score(teacher, guesses, self.divergence, mean)

@@ -5,7 +5,8 @@ python -m experiments.smollm2.data FOLDER --apart QUESTIONS.jsonl ...
 The model is started at the user's turn of its chat template and writes a question (Magpie, arXiv:2406.08464). Usable questions
 are kept and answered: half of them greedily, half at temperature 1. Those of 6,000 turns are in `questions.jsonl.gz`, which
 took 45 minutes of two cores beside other work; `--turns` writes others. In a second round the model writes second turns, and is
-asked to summarise and rewrite what it wrote in the first. `specjax train --data` reads `answers-1.jsonl` and `answers-2.jsonl`.
+asked to summarise and rewrite what it wrote in the first. `specjax train --data` reads `answers-1.jsonl` and `answers-2.jsonl`;
+those of the kept questions are in `texts.jsonl.gz`, from which `experiments.smollm2.train` trains.
 
 After a kill the same command goes on: each step is a job of `specjax generate`, or a file that is written as a whole. Questions
 that share ten words in a row with a file of `--apart` (the questions that heads are measured with) are left out.

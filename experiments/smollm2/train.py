@@ -1,13 +1,14 @@
 """Trains the heads for SmolLM2 with `specjax capture` and `specjax train`, as `config.toml` says, and puts them in place.
 
-python -m experiments.smollm2.data FOLDER --apart QUESTIONS.jsonl ...
 python -m experiments.smollm2.train FOLDER [HEAD ...]
 
-FOLDER holds the texts, and gets the captured features (about 5 kB for each token) and the runs. The same command goes on after
-a kill. The curves of held-out acceptance are in `HEAD.jsonl`, beside this file.
+The texts are those of `texts.jsonl.gz` or, if FOLDER has some, what `experiments.smollm2.data` wrote there. FOLDER gets the
+captured features (about 5 kB for each token) and the runs. The same command goes on after a kill. The curves of held-out
+acceptance are in `HEAD.jsonl`, beside this file.
 """
 
 import argparse
+import gzip
 import json
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "specjax" / "models" / "pretrained" / "heads"
+TEXTS = HERE / "texts.jsonl.gz"
+"""3,281 conversations in which SmolLM2 asks and answers, 900,000 tokens: what `experiments.smollm2.data` wrote in a morning."""
 SOURCES = ("answers-1.jsonl", "answers-2.jsonl")
 PARTS = ("train", "held-out")
 
@@ -30,9 +33,9 @@ def run(*words: object) -> None:
 
 def split(folder: Path, each: int) -> None:
     """Writes `train.jsonl` and `held-out.jsonl`: of every `each` conversations the last one is held out."""
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [line for name in SOURCES if (folder / name).exists() for line in (folder / name).read_text().splitlines()]
-    if not lines:
-        raise SystemExit(f"{folder} holds no {SOURCES[0]}: run experiments.smollm2.data first")
+    lines = lines or gzip.decompress(TEXTS.read_bytes()).decode().splitlines()
     held = lines[each - 1 :: each]
     trained = [line for at, line in enumerate(lines) if at % each != each - 1]
     for part, chosen in zip(PARTS, (trained, held), strict=True):

@@ -378,9 +378,14 @@ class TreeDrafter(Drafter):
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Drafter):
-    """A drafter whose own parameters `params["draft"]` are trained: nested dicts of arrays."""
+    """A drafter whose own parameters `params["draft"]` are trained: nested dicts of arrays.
+
+    Attributes:
+      open_fields: the fields that are stored with trained parameters and may still be chosen anew, if the shapes stay.
+    """
 
     needs_params = True
+    open_fields: ClassVar[tuple[str, ...]] = ()
 
     @property
     def cache_config(self) -> Any:

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from specjax import cli, models
-from specjax.bench.tree import tally, with_tree
+from specjax.assembly.line import read_line
+from specjax.bench import tree_parts
+from specjax.bench.tree_parts import tally, with_tree
 from specjax.decode import Speculate
 from specjax.decode.lines import decode_of
 from specjax.draft import TokenRecycling
 from specjax.draft.counted import Counted
+from specjax.draft.ppd.trees import parse
 from specjax.expand.search import most_accepted
 from specjax.serve.engine import Engine
 from specjax.tree import Topology
@@ -69,9 +72,29 @@ def test_the_command_tries_parts_of_the_tree_and_names_the_fastest(capsys):
     assert best in [row.split("  ")[-1] for row in table[2:]]
     assert cli.main([*words, "--repeats", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["nodes"] for row in found["rows"]] == [1, 2, 3] and found["steps"] > 0
+    assert [row["nodes"] for row in found["rows"]] == [1, 2, 3] and found["counted"].startswith(
+        "accepted nodes counted in "
+    )
     expected = [row["expected"] for row in found["rows"]]
     assert expected == sorted(expected) and expected[0] >= 1
+
+
+@pytest.mark.slow
+def test_trees_for_the_states_of_ppd_are_made_of_its_prompt_tokens(capsys, monkeypatch):
+    """Within each number of slots; what they promise is what their accuracy says, and grows with the slots."""
+    monkeypatch.setattr(tree_parts, "SIZES", (3, 5, 9))
+    words = ["bench", "tree", "--drafter", "ppd:model=tiny-ppd", "--prompts", "4", "--max-new-tokens", "12", "--json"]
+    assert cli.main([*words, "--repeats", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counted"].startswith("candidates of 2 prompt tokens counted at ")
+    rows = found["rows"]
+    assert [row["nodes"] for row in rows] == [3, 5, 9]
+    for row in rows:
+        trees = parse(read_line(row["drafter"]).fields["trees"])
+        assert max(len(tree.prompts) + sum(tree.prompts) for tree in trees) <= row["nodes"] + 1
+    expected = [row["expected"] for row in rows]
+    assert expected == sorted(expected) and expected[0] > 1
+    assert all(1 <= row["tokens_per_step"] <= 3 for row in rows)
 
 
 @pytest.mark.slow

@@ -172,7 +172,8 @@ def read_head(
             raise ModelError(
                 f"{title} has the embedding of its mask, which was trained: leave mask={chosen['mask']} out"
             )
-    wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
+    stay = fields.keys() - set(getattr(kind, "open_fields", ()))
+    wrong = sorted(key for key in chosen if key in stay and chosen[key] != fields[key])
     if wrong:
         raise ModelError(f"{title} was made with {wrong[0]}={fields[wrong[0]]!r}, so it cannot be {chosen[wrong[0]]!r}")
     unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(kind)})

@@ -51,6 +51,7 @@ class PPD(Trained):
         "ppd", "trained prompt tokens after every node guess what follows it", "arXiv:2405.18628", loads="head"
     )
     tiles = True
+    open_fields = ("trees",)
 
     trees: str = "5 @ 2 1x5; 4 | 1 @ 2 1x5"
     ensembles: int = 1

@@ -448,7 +448,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
     "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
-    "jacobi": ("lookahead",),
+    "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),
     "early_commit": ("prophet", "end_of_text"),
     "verified": ("free_dave", "guided"),

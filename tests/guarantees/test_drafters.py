@@ -26,7 +26,7 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Lookahead
+from specjax.draft import PPD, Jacobi, Lookahead
 from specjax.state import Finish
 
 FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
@@ -35,8 +35,8 @@ FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "token_recycling", "stand", "rest", "diffuspec", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash",
-    "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead",
+    "none", "token_recycling", "stand", "rest", "jacobi", "diffuspec", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle",
+    "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -124,7 +124,9 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
     assert going and [text for text, _ in ended(after)][: len(going)] == [
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
-    if line.decoder.drafter.alone and not isinstance(line.decoder.drafter, PPD | Lookahead):  # they learn in every step
+    if line.decoder.drafter.alone and not isinstance(
+        line.decoder.drafter, PPD | Jacobi | Lookahead
+    ):  # they learn in every step
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]
 

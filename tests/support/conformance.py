@@ -38,6 +38,7 @@ from specjax.draft import (
     Rest,
     SmallCache,
     Stand,
+    Suffix,
     Swift,
     TokenRecycling,
     Trained,
@@ -123,6 +124,8 @@ def _sharing() -> ModelConfig:
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
     "prompt_lookup": PromptLookup(length=3, min_ngram=1),
+    "suffix": Suffix(2, span=5, matches=3, pieces=0),
+    "suffix-shared": Suffix(3, span=6, matches=4, pieces=12, piece=8),
     "token_recycling": TokenRecycling(k=4),
     "stand": Stand("3 | 2 1 | 1", k=4, slots=64),
     "rest": Rest(nodes=8, length=4, matches=16),

@@ -35,13 +35,24 @@ FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "suffix", "token_recycling", "stand", "rest", "jacobi", "diffuspec", "hydra-prefix", "eagle1", "eagle2", "eagle3",
-    "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache",
-    "lookahead",
+    "none", "suffix", "sam", "ngram_mod", "token_recycling", "stand", "rest", "jacobi", "diffuspec", "hydra-prefix", "eagle1",
+    "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del",
+    "small_cache", "lookahead",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
-ONE_RUNG = ("suffix", "suffix-shared", "stand", "rest", "kangaroo", "swift", "del", "fuse-rasd", "adaptive-goodput")
+ONE_RUNG = (
+    "suffix",
+    "suffix-shared",
+    "sam",
+    "stand",
+    "rest",
+    "kangaroo",
+    "swift",
+    "del",
+    "fuse-rasd",
+    "adaptive-goodput",
+)
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""
 
 ANY = np.int32(decoding.NO_LIMIT), np.int32(1)

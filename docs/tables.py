@@ -68,7 +68,9 @@ def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
 def drafters() -> Iterator[tuple[str, ...]]:
     """Every drafter but the one that drafts nothing, with tokens per step, greedy and at temperature 1."""
     greedy, sampled = (
-        measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")
+        measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
+        | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
+        for name in ("greedy", "sampled")
     )
     entries = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
     yield "name", "drafts with", "needs", "tokens per step, greedy", "at temperature 1", "source"
@@ -448,7 +450,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
     "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
-    "jacobi": ("lookahead",),
+    "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),
     "early_commit": ("prophet", "end_of_text"),
     "verified": ("free_dave", "guided"),

@@ -510,8 +510,8 @@ def speculative(
                 f"{given!r} is not a specjax.{home}.{kind.__name__}; specjax.Engine(model, line) takes a line of text, "
                 "and has the decoder and the params that it stands for"
             )
-    drafter = (drafter or NoDrafter()).bind(target)
     verifier = (verifier or Coupled()).bind(target)
+    drafter = (drafter or NoDrafter()).bind(target).recording(verifier.keep_q)
     verifier.check(drafter)
     return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh), checked(processors, target.vocab_size))
 

@@ -195,3 +195,12 @@ def test_a_folder_with_no_usable_text(run, tmp_path):
     (tmp_path / "corpus").mkdir()
     status, _, err = run("datastore", "build", tmp_path / "corpus", "--output", tmp_path / "out")
     assert status == 2 and err.count("\n") == 1 and "no usable text in" in err
+
+
+def test_of_a_jobs_records_every_text_is_a_document(tmp_path):
+    records = [{"prompt": "a", "text": "one"}, {"text": ""}, {"text": "two"}, {"error": "none"}]
+    (tmp_path / "out.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "broken.jsonl").write_text('{"text": "three"}\n{')
+    assert read([str(tmp_path / "out.jsonl")])[0] == ["one", "two"]
+    assert read([str(tmp_path)])[0] == ['{"text": "three"}\n{', '{"a": 1}\n', "one", "two"]

@@ -16,12 +16,16 @@ from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.draft import (
     DiffuSpec,
+    Jacobi,
     Lookahead,
     ModelDrafter,
+    NgramMod,
     NoDrafter,
     Online,
     PromptLookup,
+    Sam,
     Stand,
+    Suffix,
     TokenRecycling,
     adaptive,
     fuse,
@@ -48,6 +52,10 @@ OPTIONS = {
 }
 DRAFTERS = {
     "prompt_lookup": LOOKUP,
+    "suffix": Suffix(3, span=6, matches=4, pieces=4, piece=8),
+    "sam": Sam(3, min_match=1),
+    "ngram_mod": NgramMod(3, ngram=1, slots=256),
+    "jacobi": Jacobi(3),
     "lookahead": Lookahead(window=2, guesses=2, nodes=5),
     "stand": Stand(tree="2 | 1 1 | 1", k=4, slots=256),
     "token_recycling": TokenRecycling(k=4, tree="2 | 1 1"),

@@ -314,6 +314,14 @@ def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return stored.kind(**stored.fields).bind(target.lm), load_datastore(stored.found(target), target, mesh)
 
 
+def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter with the texts of a datastore, if the line names one."""
+    if not stored.asked:
+        return stored.kind(**stored.fields).bind(target.lm), None
+    drafter, store = _datastore(stored, target, mesh)
+    return dataclasses.replace(drafter, filled=True), store
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """The loader of a kind of companion.
@@ -350,6 +358,7 @@ LOADERS: dict[str, Loader] = {
     "datastore": Loader(
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),
+    "texts": Loader(_texts, "", "datastore"),
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }

@@ -3,9 +3,13 @@
 
 from specjax.draft.none import NoDrafter as NoDrafter
 from specjax.draft.prompt_lookup import PromptLookup as PromptLookup
+from specjax.draft.suffix import Suffix as Suffix
+from specjax.draft.sam import Sam as Sam
+from specjax.draft.ngram_mod import NgramMod as NgramMod
 from specjax.draft.token_recycling import TokenRecycling as TokenRecycling
 from specjax.draft.stand import Stand as Stand
 from specjax.draft.rest import Rest as Rest
+from specjax.draft.jacobi import Jacobi as Jacobi
 from specjax.draft.model import ModelDrafter as ModelDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
 from specjax.draft.medusa import Medusa as Medusa

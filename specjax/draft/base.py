@@ -237,6 +237,13 @@ class Drafter(abc.ABC):
         """
         return self
 
+    def recording(self, keep_q: bool) -> "Drafter":
+        """This drafter, bound to its target, made ready for a verifier that reads `Tree.log_q` or for one that does not.
+
+        Only a drafter whose state depends on that has something to do.
+        """
+        return self
+
     def init(self, params: PyTree, batch: int, capacity: int) -> PyTree:
         """An empty state; every leaf leads with `batch`, except those that the rows share according to `axes`."""
         return ()

@@ -68,6 +68,9 @@ class Counted(Drafter):
     def bind(self, target):
         return dataclasses.replace(self, drafter=self.drafter.bind(target))
 
+    def recording(self, keep_q):
+        return dataclasses.replace(self, drafter=self.drafter.recording(keep_q))
+
     def init(self, params, batch, capacity):
         return Tally(self.drafter.init(params, batch, capacity), jnp.zeros(self.nodes, jnp.int32))
 

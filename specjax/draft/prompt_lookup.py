@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
+from specjax.draft.base import Drafter, Proposal, View, ladder
 from specjax.tree import Topology, Tree
 
 Array = jax.Array
@@ -51,22 +51,45 @@ class PromptLookup(Drafter):
         return ladder(self.nodes)
 
     def propose(self, params, draft, view, sampler):
-        text, length, begin = view.tokens, view.length, 0
-        if view.source is not None:  # the column between them ends a copy, and no match crosses it
-            begin = view.source.shape[1] + 1
-            text = jnp.concatenate([jnp.pad(view.source, ((0, 0), (0, 1)), constant_values=-1), text], axis=1)
-            length = length + begin
-        start, matched = lookup(text, length, self.ngram, self.min_ngram, begin)
-        # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.
-        period = jnp.maximum(length - start, 1)
-        steps = jnp.arange(self.nodes)[None]
-        source = start[:, None] + (steps[:, 1:] - 1) % period[:, None]
-        copied = jnp.take_along_axis(text, source, axis=1)
-        tokens = jnp.concatenate([view.root[:, None], copied], axis=1)
-        valid = steps <= jnp.floor(self.factor * matched.astype(jnp.float32)).astype(jnp.int32)[:, None]
-        if begin:
-            valid = valid & (jnp.cumsum(tokens < 0, axis=1) == 0)
+        found, matched = copied(view, self.length, self.ngram, self.min_ngram)
+        tokens = jnp.concatenate([view.root[:, None], found], axis=1)
+        allowed = jnp.floor(self.factor * matched.astype(jnp.float32)).astype(jnp.int32)
+        valid = (jnp.arange(self.nodes)[None] <= allowed[:, None]) & (jnp.cumsum(tokens < 0, axis=1) == 0)
         return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
+
+
+def copied(view: View, length: int, ngram: int, min_ngram: int) -> tuple[Array, Array]:
+    """What followed the longest earlier match of each row's last tokens, in its text or its source.
+
+    Args:
+      view: the rows.
+      length: how many tokens to copy.
+      ngram: the longest match counted.
+      min_ngram: the shortest match accepted.
+
+    Returns:
+      Tokens `[B, length]`, -1 where there is nothing to copy, and the length of the match `[B]`, 0 if there is none.
+    """
+    text, end, begin = readable(view)
+    start, matched = lookup(text, end, ngram, min_ngram, begin)
+    # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.
+    period = jnp.maximum(end - start, 1)
+    at = start[:, None] + jnp.arange(length)[None] % period[:, None]
+    found = jnp.where(matched[:, None] > 0, jnp.take_along_axis(text, at, axis=1), -1)
+    return jnp.where(jnp.cumsum(found < 0, axis=1) == 0, found, -1), matched
+
+
+def readable(view: View) -> tuple[Array, Array, int]:
+    """What there is to copy from: each row's source, if it has one, then -1 as a border, then its text.
+
+    Returns:
+      Tokens `[B, M]`; where the text ends `[B]`; and, static, where it begins.
+    """
+    if view.source is None:
+        return view.tokens, view.length, 0
+    begin = view.source.shape[1] + 1
+    text = jnp.concatenate([jnp.pad(view.source, ((0, 0), (0, 1)), constant_values=-1), view.tokens], axis=1)
+    return text, view.length + begin, begin
 
 
 def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int, begin: int = 0) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
+from specjax.draft.base import Drafter, Proposal, View, ladder
 from specjax.draft.datastore import SPAN
 from specjax.tree import Tree
 
@@ -76,19 +76,43 @@ class Rest(Drafter):
         return dataclasses.replace(self, vocab_size=target.vocab_size)
 
     def propose(self, params, draft, view, sampler):
-        store = params["draft"]
-        back = view.length[:, None] - 1 - jnp.arange(self.span)[None]
-        recent = jnp.where(back >= 0, jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1), -1)
-        first, count, _ = longest(store, recent, self.min_span)
-        turn = jnp.arange(self.matches)[None]
-        chosen = first[:, None] + turn * jnp.maximum(count[:, None] // self.matches, 1)
-        starts = store["suffixes"].at[chosen].get(mode="clip")
-        ahead = starts[:, :, None] + jnp.arange(self.length)[None, None]
-        tokens = (
-            store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)
-        )  # the last column is the id between documents
-        real = (tokens < self.vocab_size) & (turn < count[:, None])[:, :, None]
+        recent = last_tokens(view, self.span)
+        size = self.vocab_size or 0
+        tokens, _ = continuations(params["draft"], recent, self.min_span, self.matches, self.length, size)
+        real = tokens >= 0
         return Proposal(frequent(view.root, tokens, real, self.nodes), draft)
+
+
+def last_tokens(view: View, count: int) -> Array:
+    """Each row's last tokens `[B, count]` int32, the very last first; -1 before its beginning."""
+    back = view.length[:, None] - 1 - jnp.arange(count)[None]
+    return jnp.where(back >= 0, jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1), -1)
+
+
+def continuations(
+    store: dict[str, Array], recent: Array, min_span: int, matches: int, length: int, vocab: int
+) -> tuple[Array, Array]:
+    """What followed the longest suffix of each row's text that the store holds.
+
+    Args:
+      store: see `Rest`.
+      recent: `[B, span]` int32, see `longest`.
+      min_span: shorter matches do not count.
+      matches: R; if there are more, they are taken at even distances.
+      length: C, tokens of a continuation.
+      vocab: V, which stands between documents.
+
+    Returns:
+      Tokens `[B, R, C]` int32, -1 from a document's end on and where there is no match; and the suffix's length `[B]`.
+    """
+    first, count, size = longest(store, recent, min_span)
+    turn = jnp.arange(matches)[None]
+    chosen = first[:, None] + turn * jnp.maximum(count[:, None] // matches, 1)
+    starts = store["suffixes"].at[chosen].get(mode="clip")
+    ahead = starts[:, :, None] + jnp.arange(length)[None, None]
+    tokens = store["tokens"].at[ahead].get(mode="clip").astype(jnp.int32)  # the last one stands between documents
+    real = jnp.cumsum(tokens >= vocab, axis=2) == 0
+    return jnp.where(real & (turn < count[:, None])[:, :, None], tokens, -1), size
 
 
 def longest(store: dict[str, Array], recent: Array, min_span: int) -> tuple[Array, Array, Array]:

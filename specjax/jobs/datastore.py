@@ -1,6 +1,7 @@
 """`specjax datastore build`: builds a retrieval datastore for `--drafter rest` from text files."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class DatastoreOptions:
     action: str = option(dataclasses.MISSING, "what to do", choices=("build",), positional=True)
     files: tuple[str, ...] = option(
         dataclasses.MISSING,
-        "text in UTF-8, or a folder: every text file in it",
+        "text in UTF-8, or a folder: every text file in it; of a job's .jsonl, the text of every record",
         nargs="+",
         metavar="FILE",
         positional=True,
@@ -44,6 +45,8 @@ def command(options: DatastoreOptions) -> int:
 def read(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The texts of files, and of all files in folders (without hidden ones), in order; and the unusable files.
 
+    A JSONL file of a job's records has a text for each of them.
+
     Raises:
       ValueError: if a path does not exist, a named file is not UTF-8 text, or nothing is left.
     """
@@ -59,12 +62,21 @@ def read(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
                     raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
                 text = ""
             if text.strip():
-                texts.append(text)
+                texts += _records(text) if file.suffix == ".jsonl" else [text]
             else:
                 skipped.append(file)
     if not texts:
         raise ValueError(f"no usable text in {', '.join(paths)}: give files of UTF-8 text")
     return texts, skipped
+
+
+def _records(lines: str) -> list[str]:
+    """The new texts of a job's records; lines that are none are one text, as they stand."""
+    try:
+        found = [json.loads(line).get("text") for line in lines.splitlines() if line.strip()]
+    except (ValueError, AttributeError):
+        return [lines]
+    return [text for text in found if isinstance(text, str) and text.strip()] or [lines]
 
 
 def _inside(folder: Path) -> list[Path]:

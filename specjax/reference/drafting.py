@@ -41,3 +41,32 @@ def token_recycling_tree(
     for parent, rank in zip(parents[1:], ranks[1:], strict=True):
         tokens.append(int(table[tokens[parent], rank]) if tokens[parent] >= 0 else -1)
     return tokens, [token >= 0 for token in tokens]
+
+
+class NgramTable:
+    """Oracle: a table from the hash of n tokens to the token that followed last."""
+
+    def __init__(self, ngram: int, slots: int):
+        self.ngram, self.slots, self.entries = ngram, slots, {}
+
+    def index(self, tokens: Sequence[int]) -> int:
+        """The slot of n tokens."""
+        found = 0
+        for token in tokens:
+            found = (found * 6364136223846793005 + int(token)) % 2**64
+        return found % self.slots
+
+    def add(self, text: Sequence[int], begin: int = 0) -> None:
+        """Every n-gram of a text from `begin` on that a token follows."""
+        for i in range(begin, len(text) - self.ngram):
+            self.entries[self.index(text[i : i + self.ngram])] = int(text[i + self.ngram])
+
+    def draft(self, text: Sequence[int], length: int, min_length: int) -> list[int]:
+        """What the table makes of the end of a text."""
+        grown = list(text)
+        while len(text) >= self.ngram and len(grown) < len(text) + length:
+            found = self.entries.get(self.index(grown[-self.ngram :]))
+            if found is None:
+                break
+            grown.append(found)
+        return grown[len(text) :] if len(grown) - len(text) >= min_length else []

@@ -64,7 +64,8 @@ class Sampler:
 
     def once(self) -> "Sampler":
         """The same distributions with noise that no other step uses: a row's text grows in every step."""
-        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0], place_key=self.key)
+        key = keys_at(self.key, self.length[:, None], STEP)[:, 0]
+        return dataclasses.replace(self, key=key, place_key=self.key if self.place_key is None else self.place_key)
 
     def tokens_of(self, columns: Array) -> Array:
         """Target ids of columns."""

@@ -18,6 +18,7 @@ from specjax.verify.best import Best as Best
 from specjax.verify.typical import Typical as Typical
 from specjax.verify.fly import Fly as Fly
 from specjax.verify.ears import Ears as Ears
+from specjax.verify.lenient import Lenient as Lenient
 from specjax.verify.lantern import Lantern as Lantern
 from specjax.verify.judge import Judge as Judge
 from specjax.verify.reflective import Reflective as Reflective

@@ -26,7 +26,7 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Lookahead
+from specjax.draft import PPD, Jacobi, Lookahead
 from specjax.state import Finish
 
 FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
@@ -35,12 +35,24 @@ FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "token_recycling", "stand", "rest", "diffuspec", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash",
-    "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead",
+    "none", "suffix", "sam", "ngram_mod", "token_recycling", "stand", "rest", "jacobi", "diffuspec", "hydra-prefix", "eagle1",
+    "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del",
+    "small_cache", "lookahead",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
-ONE_RUNG = ("stand", "rest", "kangaroo", "swift", "del", "fuse-rasd", "adaptive-goodput")
+ONE_RUNG = (
+    "suffix",
+    "suffix-shared",
+    "sam",
+    "stand",
+    "rest",
+    "kangaroo",
+    "swift",
+    "del",
+    "fuse-rasd",
+    "adaptive-goodput",
+)
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""
 
 ANY = np.int32(decoding.NO_LIMIT), np.int32(1)
@@ -124,7 +136,9 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
     assert going and [text for text, _ in ended(after)][: len(going)] == [
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
-    if line.decoder.drafter.alone and not isinstance(line.decoder.drafter, PPD | Lookahead):  # they learn in every step
+    if line.decoder.drafter.alone and not isinstance(
+        line.decoder.drafter, PPD | Jacobi | Lookahead
+    ):  # they learn in every step
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]
 

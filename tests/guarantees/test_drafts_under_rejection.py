@@ -92,8 +92,8 @@ def test_power():
 
 
 SLOW = (
-    "rest", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp",
-    "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead", "draft-early_stop", "fuse-rasd",
+    "suffix", "sam", "rest", "jacobi", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash",
+    "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead", "draft-early_stop", "fuse-rasd",
 )  # fmt: skip
 
 

@@ -57,16 +57,16 @@ READS_BOTH_WAYS = ("diffuspec",)
 """Drafters whose own model sees a text in both directions."""
 
 
-SHORT = ("stand", "spec_reason")
-"""Lines that draft right, or go back, over short convolutions, and not over the mixer whose turn it is."""
+OVER = {"stand": "short_conv", "sam": "gated_delta", "spec_reason": "short_conv"}
+"""Lines that draft right, or go back, over this mixer, and not over the one whose turn it is."""
 
 
 def pairs(lines, *fast):
     """Every line with one kind of mixer, in turn, and every kind with as many lines."""
     kinds = itertools.cycle(MIXERS)
     marks = lambda name: () if name in fast else pytest.mark.slow
-    of = lambda name, kind: "short_conv" if name in SHORT else kind
-    return [pytest.param(of(name, next(kinds)), name, marks=marks(name), id=f"{name}") for name in lines]
+    own = zip(lines, kinds, strict=False)
+    return [pytest.param(OVER.get(name, kind), name, marks=marks(name), id=f"{name}") for name, kind in own]
 
 
 def finished(kind, name, mesh=None, **options):

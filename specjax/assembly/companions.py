@@ -147,12 +147,15 @@ def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
 
     Args:
       asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
-      target: its `shipped_name`; for one without a name, the companions are those of `DEFAULT_MODEL`.
+      target: its `shipped_name`; for one of another name, the companions are those of `DEFAULT_MODEL`.
     """
+    from specjax import models
+    from specjax.models.gguf.finding import PACKAGES
+
     first, dash, what = asked.partition("-")
     if first != _TARGET:
         return asked
-    name = target or DEFAULT_MODEL
+    name = target if target in {**models.shipped(), **PACKAGES} else DEFAULT_MODEL
     return f"{name.partition('-')[0]}{dash}{what}"
 
 

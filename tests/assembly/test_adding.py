@@ -383,7 +383,8 @@ def test_what_a_line_loads_where_it_names_nothing():
     cases = {"rest": {}, "ppd": {}, "draft": grown, "diffuspec": grown, "eagle2": grown}
     loaded = {name: registry.DRAFTERS[name].make(**fields) for name, fields in cases.items()}
     kinds = ["rest", "ppd", "draft", "diffusion", "eagle1"]
-    for target, family in (("tiny", "tiny"), ("tiny-diffusion", "tiny"), ("another", DEFAULT_MODEL)):
+    families = {"tiny": "tiny", "tiny-diffusion": "tiny", "smollm2": "smollm2", "another": DEFAULT_MODEL}
+    for target, family in families.items():
         assert [beside(stored.asked, target) for stored in loaded.values()] == [f"{family}-{kind}" for kind in kinds]
         assert [beside(registry.make_unmask(name).asked, target) for name in ("guided", "learn2pd")] == [family, ""]
     assert loaded["eagle2"].name == "eagle1" and beside("OWN/TARGET-draft", "tiny") == "OWN/TARGET-draft"

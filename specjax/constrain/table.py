@@ -25,6 +25,7 @@ class Table:
       following: `[S, C]` int32, the next state; -1 if no text of the language goes on that way.
       classes: `[V]` int32, the class of every token.
       distance: `[S]` int32, the fewest tokens from each state to the end of a text, without the end-of-text token.
+      guess: `[S]` int32, a token for each state that only one text may follow; -1 for others. It is worth a draft.
     """
 
     line: str
@@ -32,9 +33,18 @@ class Table:
     following: np.ndarray = dataclasses.field(compare=False, repr=False)
     classes: np.ndarray = dataclasses.field(compare=False, repr=False)
     distance: np.ndarray = dataclasses.field(compare=False, repr=False)
+    guess: np.ndarray = dataclasses.field(compare=False, repr=False)
 
     @classmethod
-    def of(cls, line: str, following: np.ndarray, classes: np.ndarray, accepts: np.ndarray, eos: Sequence[int]) -> Self:
+    def of(
+        cls,
+        line: str,
+        following: np.ndarray,
+        classes: np.ndarray,
+        accepts: np.ndarray,
+        eos: Sequence[int],
+        guess: np.ndarray | None = None,
+    ) -> Self:
         """The table of a token automaton: without dead ends, and with ends of text.
 
         Args:
@@ -42,7 +52,9 @@ class Table:
           following: `[S, C]` int32, -1 for none; state 0 is the first.
           classes: `[V]` int32; the class of tokens in `eos` is not looked at.
           accepts: `[S]` bool, states in which a text may end.
-          eos: ids that end a text, at least one.
+          eos: ids that end a text.
+          guess: `[S]` int32, a token that is likely in each state, or -1; None for none. Where only an end of text is
+            allowed, that is the guess.
 
         Raises:
           ValueError: if no sequence of tokens leads to the end of a text.
@@ -61,7 +73,12 @@ class Table:
         own = merged[classes]
         own[list(eos)] = merged[-1]
         used, own = np.unique(own, return_inverse=True)
-        given = (rows[:, used], own.reshape(-1), np.append(distance[kept], 0))
+        rows, own = rows[:, used], own.reshape(-1)
+        tokens = np.append(np.full(len(kept), NONE) if guess is None else guess, NONE)[np.append(kept, True)]
+        allowed = (tokens != NONE) & (rows[np.arange(len(rows)), own[np.maximum(tokens, 0)]] != NONE)
+        only = (rows == ended).sum(axis=1) == (rows != NONE).sum(axis=1)
+        guesses = np.where(allowed, tokens, np.where(only & (len(eos) > 0), eos[0] if eos else NONE, NONE))
+        given = (rows, own, np.append(distance[kept], 0), guesses)
         arrays = [np.ascontiguousarray(each, np.int32) for each in given]
         digest = hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()[:16]
         return cls(line, digest, *arrays)

@@ -11,6 +11,8 @@ from specjax.constrain.vocabulary import Vocabulary
 
 MOST_ENTRIES = 1 << 22
 """Entries of a table, states times classes; 16 MiB for a row."""
+LONGEST = 32
+"""Bytes of a guessed token."""
 STATES = 32
 """States that are walked together."""
 
@@ -103,7 +105,29 @@ def table_of(own: Automaton, vocabulary: Vocabulary, line: str) -> Table:
     for kind, token in zip(*np.unique(classes, return_index=True), strict=True):
         if kind:
             following[:, kind] = _walked(own.following, tokens[token] or b"")
-    return Table.of(line, following, classes, own.accepts, vocabulary.eos)
+    return Table.of(line, following, classes, own.accepts, vocabulary.eos, guesses(own, vocabulary))
+
+
+def guesses(own: Automaton, vocabulary: Vocabulary) -> np.ndarray:
+    """`[S]` int32: for a state that only one text may follow, the longest token that begins it; -1 for other states."""
+    steps = own.following != NONE
+    forced = (steps.sum(axis=1) == 1) & ~own.accepts
+    byte = np.argmax(steps, axis=1)
+    after = own.following[np.arange(len(byte)), byte]
+    by_text = first_of(vocabulary.tokens)
+    found = np.full(len(forced), NONE, np.int32)
+    for start in np.flatnonzero(forced):
+        state, text = start, b""
+        while forced[state] and len(text) < LONGEST:
+            text, state = text + bytes([byte[state]]), after[state]
+            found[start] = by_text.get(text, found[start])
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def first_of(tokens: tuple[bytes | None, ...]) -> dict[bytes, int]:
+    """The first token of each text."""
+    return {text: token for token, text in reversed(list(enumerate(tokens))) if text}
 
 
 def _walked(following: np.ndarray, text: bytes) -> np.ndarray:

@@ -3,6 +3,7 @@
 
 from specjax.draft.none import NoDrafter as NoDrafter
 from specjax.draft.prompt_lookup import PromptLookup as PromptLookup
+from specjax.draft.forced import Forced as Forced
 from specjax.draft.token_recycling import TokenRecycling as TokenRecycling
 from specjax.draft.stand import Stand as Stand
 from specjax.draft.rest import Rest as Rest

@@ -10,7 +10,7 @@ from specjax.arrays import Array, Bool, Float, Int, Key
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, CHILDREN, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
-from specjax.sampling.warp import carried, penalise, penalised_rows, walks, warp
+from specjax.sampling.warp import carried, guessed, penalise, penalised_rows, walks, warp
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import Text
 
@@ -109,6 +109,12 @@ class Sampler:
         if not self.processors:
             return penalised
         return self._columns(process(self.processors, self.full(penalised), text))
+
+    def guessed(self, count: int) -> Int[Array, "B count"]:
+        """Tokens `[B, count]` that warpers nearly leave no choice about, from the root on; -1 after the last of them."""
+        if self.greedy:
+            return jnp.full((self.length.shape[0], count), -1, jnp.int32)
+        return guessed(self.params, self.text(None), count)
 
     def text(self, paths: Paths | None, known: bool = True) -> Text:
         """The text before the positions that `paths` lead to; without paths, before the next position."""

@@ -91,6 +91,30 @@ def walked(sampling: SamplingArrays, carried: Mapping[str, Array], tokens: Array
     return carried
 
 
+def guessed(sampling: SamplingArrays, text: Text, count: int) -> Array:
+    """`[B, count]` int32: the tokens that warpers guess after a text, one after the other; -1 from the first that none
+    guesses.
+
+    Args:
+      sampling: the rows' parameters.
+      text: without paths.
+      count: static.
+    """
+    found = jnp.full((text.length.shape[0], count), -1, jnp.int32)
+    for each in WARPERS:
+        own = sampling.own(each) if each.walks else None
+        if own is None:
+            continue
+        move = functools.partial(each.moved, own)
+        states, tokens = text.walked(each.switches[0], move), []
+        for _ in range(count):
+            tokens.append(each.guessed(own, states))
+            states = jnp.where(tokens[-1] < 0, -1, move(states, jnp.maximum(tokens[-1], 0)))
+        own_guess = jnp.concatenate(tokens, axis=1) if tokens else found
+        found = jnp.where((found < 0) & each.used(own)[:, None], own_guess, found)
+    return found
+
+
 def carries(sampling: SamplingArrays) -> bool:
     """Whether there are columns for a warper that carries a sum."""
     return any(each.carries and sampling.own(each) is not None for each in WARPERS)

@@ -233,6 +233,15 @@ class Warper(abc.ABC):
         """
         return states
 
+    def guessed(self, own: Columns, states: Array) -> Array:
+        """`[B, T]` int32: a token that a warper that `walks` nearly leaves no choice about in each state; -1 for none.
+
+        Args:
+          own: its parameters.
+          states: `[B, T]` int32.
+        """
+        return jnp.full_like(states, -1)
+
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """The new scores of rows that use it; other rows may get anything."""

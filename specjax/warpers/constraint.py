@@ -28,7 +28,7 @@ def _widths(value: Any) -> tuple[int, int, int]:
 def _array(values: Sequence[Any], widths: tuple[int, ...]) -> dict[str, np.ndarray]:
     states, classes, vocab = widths
     fill = lambda *shape: np.full((len(values), *shape), NONE, np.int32)
-    out = {"following": fill(states, classes), "classes": fill(vocab), "distance": fill(states)}
+    out = {"following": fill(states, classes), "classes": fill(vocab), "distance": fill(states), "guess": fill(states)}
     for row, value in enumerate(values):
         for name, own in out.items() if value else ():
             given = getattr(value, name)
@@ -64,8 +64,8 @@ class Constraint(Warper):
     A row carries the state that its new text leads to. A node of a tree walks on from it along its path.
 
     Attributes:
-      constraint: `following` `[B, S, C]`, `classes` `[B, V]` and `distance` `[B, S]`, int32, of `specjax.constrain.Table`,
-        padded with -1.
+      constraint: `following` `[B, S, C]`, `classes` `[B, V]`, `distance` and `guess` `[B, S]`, int32, of
+        `specjax.constrain.Table`, padded with -1.
     """
 
     about = About("constraint", "writes only texts of a language", "arXiv:2307.09702", "same text")
@@ -83,6 +83,10 @@ class Constraint(Warper):
         rows = jnp.arange(states.shape[0])[:, None]
         after = table["following"][rows, jnp.maximum(states, 0), table["classes"][rows, tokens]]
         return jnp.where(states == NONE, NONE, after)
+
+    def guessed(self, own: Columns, states: Array) -> Array:
+        found = own["constraint"]["guess"][jnp.arange(states.shape[0])[:, None], jnp.maximum(states, 0)]
+        return jnp.where(states == NONE, NONE, found)
 
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         if not text.known:

@@ -15,7 +15,7 @@ from support.shapes import changed
 from specjax import Sampling, cli
 from specjax.decode import Plain, Speculate
 from specjax.decoder import insert_program, run_program
-from specjax.draft import ModelDrafter, PromptLookup
+from specjax.draft import Forced, ModelDrafter, PromptLookup, fuse
 from specjax.expand import TopK
 from specjax.jobs import jsonl
 from specjax.models import LlamaLM, Model, llama_config
@@ -79,9 +79,14 @@ def test_a_mixed_batch_obeys():
     assert free[0].tokens == plain()[3].tokens
 
 
-@pytest.mark.parametrize("drafter", ("lookup", pytest.param("draft", marks=pytest.mark.slow)))
+@pytest.mark.parametrize(
+    "drafter", ("forced", *(pytest.param(own, marks=pytest.mark.slow) for own in ("lookup", "draft", "both")))
+)
 def test_the_text_is_that_of_plain_decoding(drafter):
-    made = (PromptLookup(length=4), None) if drafter == "lookup" else first_layer()
+    alone = {"forced": Forced(length=4), "lookup": PromptLookup(length=4)}
+    made = (alone[drafter], None) if drafter in alone else first_layer()
+    if drafter == "both":
+        made = fuse(alone["forced"], made[0], 9), (None, made[1])
     records = Engine(model(), decode=Speculate(made)).generate(PROMPTS, sampling=SAMPLINGS)
     assert [record.tokens for record in records] == [record.tokens for record in plain()]
     assert sum(record.steps for record in records) < sum(record.steps for record in plain())

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os.path
 import re
 
 import numpy as np
@@ -73,6 +74,22 @@ def _is_in(pattern, text):
         return re.fullmatch(pattern, text.decode()) is not None
     except UnicodeDecodeError:
         return False
+
+
+@pytest.mark.parametrize("pattern", ("ab(a|b)aé", "abéab|b", "abab|ba", "b(ab)?"))
+def test_guesses_are_what_every_text_goes_on_with(pattern):
+    """The longest token of these; where only an end may come, that."""
+    table, seen = table_of(automaton(pattern, pattern), SMALL, pattern), set()
+    inside = [row for row in texts(LONGEST) if _is_in(pattern, write(row))]
+    for before in {row[:cut] for row in inside for cut in range(len(row) + 1)}:
+        state = functools.reduce(table.next, before, 0)
+        rests = {write(row)[len(write(before)) :] for row in inside if row[: len(before)] == before}
+        shared = os.path.commonprefix(sorted(rests)) if b"" not in rests else b""
+        fits = [token for token, text in enumerate(SMALL.tokens) if text and shared.startswith(text)]
+        want = max(fits, key=lambda token: len(SMALL.tokens[token])) if fits else SMALL.eos[0] if rests == {b""} else -1
+        assert table.guess[state] == want, before
+        seen.add(want)
+    assert len(seen) > 2 and -1 in seen
 
 
 def test_tables_are_small():

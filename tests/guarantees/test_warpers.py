@@ -26,6 +26,7 @@ LANGUAGE = Table.of(
     np.arange(96) % 2,
     np.asarray([1, 0, 0, 1], bool),
     [11],
+    np.asarray([-1, 6, 5, 8]),
 )
 """Odd and even tokens take turns as in no text of chance."""
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
@@ -93,7 +94,8 @@ def test_every_sampler_is_in_use_and_matters():
 @pytest.mark.parametrize(
     "name",
     but_slow(
-        ("token_recycling", "prompt_lookup", "draft-top_k", "medusa", "kangaroo"),
+        ("token_recycling", "forced", "prompt_lookup", "draft-top_k", "medusa", "kangaroo"),
+        "forced",
         "prompt_lookup",
         "draft-top_k",
         "medusa",

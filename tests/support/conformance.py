@@ -23,6 +23,7 @@ from specjax.draft import (
     DynamicExit,
     Eagle,
     Eagle3,
+    Forced,
     Gemma4Assistant,
     Goodput,
     Hydra,
@@ -122,6 +123,7 @@ def _sharing() -> ModelConfig:
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
     "prompt_lookup": PromptLookup(length=3, min_ngram=1),
+    "forced": Forced(length=3),
     "token_recycling": TokenRecycling(k=4),
     "stand": Stand("3 | 2 1 | 1", k=4, slots=64),
     "rest": Rest(nodes=8, length=4, matches=16),

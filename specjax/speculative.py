@@ -339,7 +339,8 @@ class Speculative(Decoder[DecodeState]):
         view, sampler = self._begun(state)
         sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):
-            proposal = self.drafter.propose(params, state.draft, view, sampler)
+            drafting = dataclasses.replace(sampler, drafting=True)
+            proposal = self.drafter.propose(params, state.draft, view, drafting)
         with jax.named_scope("target"):
             output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):

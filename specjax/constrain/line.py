@@ -6,22 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.constrain.grammar import Grammar, opened
 from specjax.constrain.regular import automaton, escaped
 from specjax.constrain.schema import expression
 from specjax.constrain.table import Table, shown
 from specjax.constrain.tokens import table_of
 from specjax.constrain.vocabulary import Vocabulary
 
-KINDS = {"json": dict, "regex": str, "choice": list}
+KINDS = {"json": dict, "regex": str, "choice": list, "grammar": (str, dict)}
 """The kinds of constraints, and the type of each as a value in JSON or Python."""
 
 
 def read(value: Any) -> Any:
-    """The canonical form of what a user gives: a line, or a table as it is; the empty line is no constraint.
+    """The canonical form of what a user gives: a line, or what was compiled as it is; the empty line is no constraint.
 
     Args:
       value: a line such as `"choice:yes|no"`; an object with one entry, such as `{"choice": ["yes", "no"]}`, whose value
-        is a schema, an expression or a list of texts; or a table.
+        is a schema, an expression, a list of texts or a grammar; or a table or grammar that `compiled` has made.
 
     Raises:
       ValueError, TypeError: for anything else.
@@ -29,13 +30,13 @@ def read(value: Any) -> Any:
     >>> read({"json": {"type": "integer"}})
     'json:{"type": "integer"}'
     """
-    if isinstance(value, Table):
+    if isinstance(value, Table | Grammar):
         return value
     if isinstance(value, Mapping) and len(value) == 1:
         ((kind, own),) = value.items()
         if not isinstance(own, KINDS.get(kind, ())):
             raise TypeError("not such an object")
-        return f"{kind}:{own if kind == 'regex' else json.dumps(own, ensure_ascii=False)}"
+        return f"{kind}:{own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)}"
     if value is None or isinstance(value, (str, tuple)) and not value:
         return ""
     if not isinstance(value, str):
@@ -46,8 +47,8 @@ def read(value: Any) -> Any:
     return value
 
 
-def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Table:
-    """The table of a constraint for a model's tokens. Equal constraints are compiled once.
+def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Table | Grammar:
+    """The table of a constraint for a model's tokens, or its grammar. Equal constraints are compiled once.
 
     Args:
       value: see `read`.
@@ -59,6 +60,8 @@ def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Tab
     """
     line = read(value)
     vocabulary.check()
+    if isinstance(line, Grammar) or isinstance(line, str) and line.startswith("grammar:"):
+        return _grammar(line, vocabulary)
     table = line if isinstance(line, Table) else _compiled(line, _pattern(line), vocabulary)
     if len(table.classes) != vocabulary.size:
         raise ValueError(
@@ -75,6 +78,29 @@ def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Tab
 @functools.lru_cache(maxsize=64)
 def _compiled(line: str, pattern: str, vocabulary: Vocabulary) -> Table:
     return table_of(automaton(pattern, line), vocabulary, line)
+
+
+def _grammar(given: Any, vocabulary: Vocabulary) -> Grammar:
+    line = given if isinstance(given, str) else given.line
+    if vocabulary.meshed:
+        raise ValueError(f"{shown(line)}: a grammar is followed on the host of one device: leave the mesh out")
+    own = given if isinstance(given, Grammar) else _opened(line, _text(line.partition(":")[2], "grammar"), vocabulary)
+    if own.vocabulary != vocabulary:
+        raise ValueError(f"{shown(line)}: it was made for another model's tokens: give its line")
+    return own
+
+
+_opened = functools.lru_cache(maxsize=64)(opened)
+
+
+def _text(own: str, what: str) -> str:
+    """A schema, a grammar's first rule or several lines as they are; otherwise the text of a file."""
+    if "\n" in own or own.lstrip().startswith(("{", "start:")):
+        return own
+    try:
+        return Path(own).read_text()
+    except OSError as error:
+        raise ValueError(f"the {what} {own} cannot be read ({error.strerror})") from error
 
 
 def _pattern(line: str) -> str:
@@ -110,11 +136,8 @@ def _texts(own: str) -> list[str]:
 def _schema(own: str) -> Any:
     """A schema from its text, or from a file."""
     text = own.strip()
-    if text[:1] not in ("{", "t", "f") or text[:1] in ("t", "f") and text not in ("true", "false"):
-        try:
-            text = Path(own).read_text()
-        except OSError as error:
-            raise ValueError(f"the schema {own} cannot be read ({error.strerror})") from error
+    if text not in ("true", "false"):
+        text = _text(own, "schema")
     try:
         return json.loads(text)
     except ValueError as error:

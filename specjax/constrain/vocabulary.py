@@ -18,12 +18,14 @@ class Vocabulary:
       size: how many tokens the model has scores for.
       eos: ids that end a text.
       name: the model's, for errors.
+      meshed: whether several devices hold the rows.
     """
 
     tokenizer: Any
     size: int
     eos: tuple[int, ...]
     name: str = "the model"
+    meshed: bool = False
 
     def check(self) -> None:
         """Raises ValueError if constrained texts cannot be written or cannot end."""

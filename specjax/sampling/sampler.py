@@ -35,6 +35,7 @@ class Sampler:
         None if columns are ids.
       vocab: static, V, set together with `ids`.
       processors: static, the user's own warpers.
+      drafting: static, whether what is drawn is a draft.
       greedy: static, whether it is known that no row uses a warper: then no warper is traced.
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
       eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
@@ -58,6 +59,7 @@ class Sampler:
     place_key: Key[Array, " B"] | None = None
     carried: Mapping[str, Array] | None = None
     limit: Int[Array, " B"] | None = None
+    drafting: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def restricted(self, ids: Int[Array, " U"] | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -122,7 +124,7 @@ class Sampler:
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
         own = (self.tokens, self.length, self.begin, self.eos)
-        return Text(*own, paths, coins, self.carried, partial, self.limit, known)
+        return Text(*own, paths, coins, self.carried, partial, self.limit, known, self.drafting)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised logits."""

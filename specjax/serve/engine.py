@@ -229,7 +229,7 @@ class Engine:
             )
         own, room = self.model, min(request.max_new_tokens, self.max_length - len(request.ids))
         eos = () if request.ignore_eos else tuple(own.eos_ids)
-        return made(request, Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name), room)
+        return made(request, Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None), room)
 
     def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
         """The beginning of a request's text, and its source."""

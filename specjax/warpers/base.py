@@ -48,6 +48,7 @@ class Text:
         that they lead to (int32), for warpers that have one; None: nothing was drawn yet, and states are not known.
       partial: static, whether the scores are for only some tokens, as those of a draft head may be.
       limit: `[B]` int32, the length at which the row stops; None: not known.
+      drafting: static, whether scores are a draft's, which is verified later.
       known: static, whether `paths` tells all tokens before each position; some drafters rank tokens whose path they do
         not know yet.
     """
@@ -62,6 +63,7 @@ class Text:
     partial: bool = False
     limit: Int[Array, " B"] | None = None
     known: bool = True
+    drafting: bool = False
 
     def below(self) -> Array:
         """`[B, T, D]`; D may be 0."""

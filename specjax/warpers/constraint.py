@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
 from specjax.arrays import Array
-from specjax.constrain import Table, compiled, read
+from specjax.constrain import Grammar, Table, compiled, grammar, read
 from specjax.warpers.base import Columns, Warper
 from specjax.warpers.lists import Shape, listing
 
@@ -17,27 +18,30 @@ FAR = np.iinfo(np.int32).max
 NONE = -1
 
 
-def _widths(value: Any) -> tuple[int, int, int]:
+def _widths(value: Any) -> tuple[int, int, int, int]:
     if not value:
-        return 0, 0, 0
+        return 0, 0, 0, 1
+    if isinstance(value, Grammar):
+        return 0, 0, 0, 2
     if not isinstance(value, Table):
         raise ValueError(f"constraint {value!r:.40} is not compiled: specjax.constrain.compiled makes a table of it")
-    return (*value.following.shape, len(value.classes))
+    return (*value.following.shape, len(value.classes), 1)
 
 
 def _array(values: Sequence[Any], widths: tuple[int, ...]) -> dict[str, np.ndarray]:
-    states, classes, vocab = widths
+    states, classes, vocab, handles = widths
     fill = lambda *shape: np.full((len(values), *shape), NONE, np.int32)
     out = {"following": fill(states, classes), "classes": fill(vocab), "distance": fill(states), "guess": fill(states)}
     for row, value in enumerate(values):
-        for name, own in out.items() if value else ():
+        for name, own in out.items() if isinstance(value, Table) else ():
             given = getattr(value, name)
             own[(row, *map(slice, given.shape))] = given
-    return out
+    own = [value.handle if isinstance(value, Grammar) else NONE for value in values]
+    return {**out, "handle": np.broadcast_to(np.asarray(own, np.int32)[:, None], (len(values), handles - 1))}
 
 
-def _sizes(column: Any) -> tuple[int, int, int]:
-    return (*column["following"].shape[1:], column["classes"].shape[1])
+def _sizes(column: Any) -> tuple[int, int, int, int]:
+    return (*column["following"].shape[1:], column["classes"].shape[1], 1 + column["handle"].shape[1])
 
 
 TABLE = Shape(read, _widths, _array, _sizes, of_ids=False)
@@ -45,8 +49,8 @@ TABLE = Shape(read, _widths, _array, _sizes, of_ids=False)
 
 def _field() -> Any:
     field = listing(
-        'only texts of a language: "json:FILE", "json:{...}" (a JSON Schema), "regex:..." or "choice:a|b"',
-        "json:FILE, json:SCHEMA, regex:... or choice:a|b",
+        'only texts of a language: "json:FILE", "json:{...}" (a JSON Schema), "regex:...", "choice:a|b" or "grammar:FILE"',
+        "json:FILE, json:SCHEMA, regex:..., choice:a|b or grammar:FILE",
         TABLE,
     )
     metadata = {**field.metadata, "parse": str, "metavar": "LINE", "make": compiled}
@@ -65,7 +69,8 @@ class Constraint(Warper):
 
     Attributes:
       constraint: `following` `[B, S, C]`, `classes` `[B, V]`, `distance` and `guess` `[B, S]`, int32, of
-        `specjax.constrain.Table`, padded with -1.
+        `specjax.constrain.Table`, padded with -1; `handle` `[B, H]` int32, of `specjax.constrain.Grammar`. H is 0 where no
+        row has a grammar; no program asks the host then.
     """
 
     about = About("constraint", "writes only texts of a language", "arXiv:2307.09702", "same text")
@@ -76,7 +81,8 @@ class Constraint(Warper):
     constraint: Any = _field()
 
     def used(self, own: Columns) -> Array:
-        return own["constraint"]["distance"][:, 0] != NONE
+        table = own["constraint"]
+        return (table["distance"][:, 0] != NONE) | (table["handle"] != NONE).any(axis=1)
 
     def moved(self, own: Columns, states: Array, tokens: Array) -> Array:
         table = own["constraint"]
@@ -91,6 +97,14 @@ class Constraint(Warper):
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         if not text.known:
             return scores
+        handle = own["constraint"]["handle"]
+        found = self._by_table(scores, own, text)
+        if not handle.shape[1]:
+            return found
+        by_grammar = scores if text.drafting else _by_grammar(scores, handle[:, 0], text)
+        return jnp.where((handle != NONE)[:, :, None], by_grammar, found)
+
+    def _by_table(self, scores: Array, own: Columns, text: Any) -> Array:
         table, rows = own["constraint"], jnp.arange(scores.shape[0])[:, None]
         states = text.walked("constraint", lambda states, tokens: self.moved(own, states, tokens))
         after = table["following"][rows, jnp.maximum(states, 0)]
@@ -102,3 +116,19 @@ class Constraint(Warper):
         classes = table["classes"][:, None, : scores.shape[-1]]
         allowed = jnp.take_along_axis(ok, jnp.broadcast_to(classes, (*ok.shape[:2], classes.shape[-1])), axis=-1)
         return jnp.where(allowed, scores, -jnp.inf)
+
+
+def _by_grammar(scores: Array, handle: Array, text: Any) -> Array:
+    """Scores `[B, T, V]` without the tokens that a grammar forbids, which the host says."""
+    paths, vocab = text.below(), scores.shape[-1]
+    begin = jnp.zeros_like(text.length) if text.begin is None else text.begin
+    kind = jax.ShapeDtypeStruct((*scores.shape[:2], -(-vocab // 32)), jnp.int32)
+    given = (handle, text.tokens, begin, text.length, paths)
+
+    def ask(*arrays):
+        handles, tokens, begin, length, paths = map(np.asarray, arrays)
+        return grammar.masks(handles, tokens, begin, length, paths, kind.shape[-1])
+
+    words = jax.pure_callback(ask, kind, *given)
+    bits = (words[..., None] >> jnp.arange(32)[None, None, None]) & 1
+    return jnp.where(bits.reshape(*scores.shape[:2], -1)[..., :vocab] > 0, scores, -jnp.inf)

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import check_operations
-from support.constraints import vocabulary
+from support.constraints import CONFIG, model, vocabulary
 from support.shapes import changed
 
 from specjax import Sampling, cli
@@ -18,27 +17,17 @@ from specjax.decoder import insert_program, run_program
 from specjax.draft import Forced, ModelDrafter, PromptLookup, fuse
 from specjax.expand import TopK
 from specjax.jobs import jsonl
-from specjax.models import LlamaLM, Model, llama_config
+from specjax.models import LlamaLM
 from specjax.serve.engine import Engine
 
 pytest.importorskip("outlines_core")
 jsonschema = pytest.importorskip("jsonschema")
-CONFIG = llama_config(
-    vocab_size=1536,
-    hidden_size=16,
-    intermediate_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=128,
-    tie_word_embeddings=True,
-)
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
     "required": ["name", "age"],
 }
+KINDS = "json:FILE, json:SCHEMA, regex:..., choice:a|b or grammar:FILE"
 JSON, CHOICE = {"json": SCHEMA}, "choice:yes|no|perhaps"
 PROMPTS = ["Name a person.", [20, 30, 40, 50], "Is it?", "a b a b a b"]
 SAMPLINGS = [
@@ -47,13 +36,6 @@ SAMPLINGS = [
     Sampling(constraint=CHOICE, max_new_tokens=40),
     Sampling(temperature=1.0, max_new_tokens=12),
 ]
-
-
-@functools.cache
-def model():
-    lm = LlamaLM(CONFIG)
-    params = jax.tree.map(lambda x: x * 3, lm.init(jax.random.key(0)))
-    return Model(lm, params, vocabulary().tokenizer, vocabulary().eos, "small", None, np.dtype("float32"))
 
 
 def first_layer():
@@ -159,7 +141,7 @@ def test_ways_that_do_not_obey_are_refused(decode):
 def test_what_a_model_cannot_do_is_one_line():
     engine = Engine(model(), decode=Plain())
     for options, said in (
-        ({"constraint": "yaml:a"}, "constraint must be json:FILE, json:SCHEMA, regex:... or choice:a|b, got 'yaml:a'"),
+        ({"constraint": "yaml:a"}, f"constraint must be {KINDS}, got 'yaml:a'"),
         ({"constraint": JSON, "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),
         ({"constraint": CHOICE, "ignore_eos": True}, "needs a token that ends it"),
         ({"constraint": 'json:{"not": {}}'}, "unsupported keyword: not"),
@@ -181,6 +163,6 @@ def test_flags_and_lines(capsys):
     engine, lines = Engine(model(), decode=Plain()), [jsonl.from_object(i, own) for i, own in enumerate(LINES)]
     found = list(jsonl.to_requests(lines, engine, {"constraint": CHOICE}))
     assert [getattr(own, "constraint", own).line for own in found[:2]] == ['choice:["x", "y"]', CHOICE]
-    assert found[2].error == "constraint must be json:FILE, json:SCHEMA, regex:... or choice:a|b, got 5"
+    assert found[2].error == f"constraint must be {KINDS}, got 5"
     assert cli.main(["generate", "--constraint", "choice:", "a"]) != 0
     assert "constraint must be json:FILE" in capsys.readouterr().err

@@ -89,6 +89,7 @@ def plain():
     return Engine(model(), decode=Plain()).generate(PROMPTS, sampling=SAMPLINGS)
 
 
+@pytest.mark.slow
 def test_texts_obey_beside_rows_of_tables_and_free_ones():
     for record in (plain()[0], plain()[3]):
         assert record.finish_reason == "length" or json.loads(record.text) is not None

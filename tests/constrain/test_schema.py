@@ -93,6 +93,18 @@ def test_every_text_is_valid(name):
     assert name in ("constant", "pointer") or len(set(texts)) > 2
 
 
+NEVER = {
+    "date": ("0000-01-01", "2023-02-29", "2024-04-31", "2024-13-01", "2024-1-01"), "address": ("256.0.0.1", "01.1.1.1"),
+    "moment": ("2024-02-28 23:59:59Z", "2024-02-28T24:00:00Z", "2024-02-28T23:59:59"), "mail": ("a@b", "a@b..c", "@b.c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_formats_hold_nothing_else(name):
+    own = automaton(expression(SCHEMAS[name][0]), "")
+    assert not [text for text in NEVER[name] if accepts(own, f'"{text}"')]
+
+
 REFUSED = {
     '{"type": "array", "uniqueItems": true}': "unsupported keyword: uniqueItems",
     '{"patternProperties": {}}': "unsupported keyword: patternProperties",

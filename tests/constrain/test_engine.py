@@ -81,6 +81,15 @@ def test_other_rules_obey(rule):
     check(Engine(model(), decode=Speculate(made, rule)).generate(PROMPTS, sampling=SAMPLINGS))
 
 
+@pytest.mark.slow
+def test_options_that_leave_nothing_are_named():
+    digits = [token for token, text in enumerate(vocabulary().tokens) if text and text[:1].isdigit()]
+    sampling = Sampling(constraint="regex:x[0-9]+", suppress_tokens=digits, max_new_tokens=12)
+    record = Engine(model(), drafter="none").generate(PROMPTS[:1], sampling=sampling)[0]
+    assert record.text == "x" and record.finish_reason == "error"
+    assert record.error.endswith("after 1 new tokens, or suppress_tokens and constraint left no token")
+
+
 def test_every_text_parses_however_short_its_limit():
     """And another grammar of the same sizes runs in the same program, which calls no host."""
     engine, asked = Engine(model(), drafter="none"), []

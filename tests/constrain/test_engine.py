@@ -75,6 +75,15 @@ def test_the_text_is_that_of_plain_decoding(drafter):
 
 
 @pytest.mark.slow
+def test_a_mesh_changes_nothing():
+    engine = Engine(model(), decode=Speculate((Forced(length=4), None)), mesh="data=4,model=2")
+    records = engine.generate(PROMPTS, sampling=SAMPLINGS)
+    assert [record.tokens for record in records] == [record.tokens for record in plain()]
+    with pytest.raises(ValueError, match="a grammar is followed on the host of one device: leave the mesh out"):
+        engine.request("a", constraint={"grammar": 'start: "a"'})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ("rejection", "typical"))
 def test_other_rules_obey(rule):
     made = (PromptLookup(length=4), None)

@@ -37,7 +37,7 @@ def read(value: Any) -> Any:
         if not isinstance(own, KINDS.get(kind, ())):
             raise TypeError("not such an object")
         return f"{kind}:{own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)}"
-    if value is None or isinstance(value, (str, tuple)) and not value:
+    if value is None or isinstance(value, (str, tuple, list)) and not value:
         return ""
     if not isinstance(value, str):
         raise TypeError("not a line")

@@ -1,6 +1,12 @@
 """From a regular expression to a minimal automaton over bytes. The package outlines-core compiles it."""
 
+import ast
 import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +20,10 @@ END = "\U0010ffff"
 """Stands after every text while it is compiled, and in none: it is no character. So no state that accepts has a step that
 matters; outlines-core (0.2.14) forgets some of these: of `(ab)*` it makes an index of the empty text.
 """
+SECONDS = 20
+"""For which a counted expression may be compiled."""
+COUNTED = re.compile(r"\)\{[0-9]*,?(?:[4-9]|[1-9][0-9]+)\}")
+"""A group that is repeated more than three times."""
 _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
 
 
@@ -45,20 +55,13 @@ def automaton(pattern: str, line: str) -> Automaton:
     Raises:
       ValueError: if it cannot be compiled, or is too large.
     """
-    core = _outlines()
+    _outlines()
     check_size(pattern, line)
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2 == 1:
         pattern = pattern[:-1]
-    try:
-        index = core.Index(f"(?:{pattern}){END}", core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
-    except ValueError as error:
-        why = " ".join(str(error).split())
-        if "incompatible" in why:
-            why = "it matches no text"
-        raise ValueError(f"{shown(line)}: the expression cannot be compiled: {why}") from error
-    steps, first = index.get_transitions(), index.get_initial_state()
-    names = [first, *sorted((steps.keys() | index.get_final_states()) - {first})]
+    steps, first, finals = _index(f"(?:{pattern}){END}", line)
+    names = [first, *sorted((steps.keys() | finals) - {first})]
     number = {name: at for at, name in enumerate(names)}
     _check_states(len(names), line)
     following = np.full((len(names), 256), NONE, np.int32)
@@ -66,8 +69,46 @@ def automaton(pattern: str, line: str) -> Automaton:
         for byte, after in own.items():
             if byte < 256:
                 following[number[name], byte] = number[after]
-    ended = np.isin(np.arange(len(names)), [number[name] for name in index.get_final_states()])
+    ended = np.isin(np.arange(len(names)), [number[name] for name in finals])
     return minimal(_without_end(following, ended))
+
+
+def _index(pattern: str, line: str) -> Any:
+    """The steps by byte of each state, the first state and those that accept.
+
+    Counted groups may take outlines-core any time, so these are compiled in a process of their own, for `SECONDS`.
+    """
+    program = [sys.executable, "-c", _PROGRAM]
+    if not COUNTED.search(pattern):
+        said = compile_index(pattern)
+    else:
+        try:
+            done = subprocess.run(program, input=pattern.encode(), capture_output=True, timeout=SECONDS, check=True)
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"{shown(line)}: it takes longer than {SECONDS} seconds to compile: count less") from error
+        said = ast.literal_eval(done.stdout.decode())
+    if isinstance(said, str):
+        why = "it matches no text" if "incompatible" in said else " ".join(said.split())
+        raise ValueError(f"{shown(line)}: the expression cannot be compiled: {why}")
+    return said
+
+
+def compile_index(pattern: str) -> Any:
+    """See `_index`; or what the package says is wrong."""
+    import outlines_core as core
+
+    try:
+        index = core.Index(pattern, core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
+    except ValueError as error:
+        return str(error)
+    return index.get_transitions(), index.get_initial_state(), index.get_final_states()
+
+
+_PROGRAM = (
+    f"import sys\n{inspect.getsource(compile_index)}\nprint(compile_index(sys.stdin.buffer.read().decode()))".replace(
+        " -> Any", ""
+    )
+)
 
 
 def _without_end(following: np.ndarray, ended: np.ndarray) -> Automaton:
@@ -86,17 +127,18 @@ def _without_end(following: np.ndarray, ended: np.ndarray) -> Automaton:
 def minimal(own: Automaton) -> Automaton:
     """The same language with the fewest states: classes of states are refined until they agree on every byte (Moore).
 
-    Two states' steps are compared by sums with random 64-bit weights.
+    The first classes are those of equal distance to the end of a text, which equal states share. Two states' steps are
+    compared by sums with random 64-bit weights.
     """
     columns = np.unique(own.following, axis=1)
-    rng = np.random.default_rng(0)
-    weights = rng.integers(1, 2**63, (columns.shape[1] + 1, 2), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    classes, count = own.accepts.astype(np.int64), 0
+    weights = np.random.default_rng(0).integers(1, 2**63, columns.shape[1] + 1, dtype=np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
+    classes, count = distances(own.following, own.accepts).astype(np.int64), 0
     while True:
         after = np.where(columns == NONE, 0, classes[columns] + 1).astype(np.uint64)
-        sums = after @ weights[1:] + classes.astype(np.uint64)[:, None] * weights[:1]
-        _, first, classes = np.unique(sums, axis=0, return_index=True, return_inverse=True)
-        classes = classes.reshape(-1)
+        sums = after @ weights[1:] + classes.astype(np.uint64) * weights[0]
+        _, first, classes = np.unique(sums, return_index=True, return_inverse=True)
         if len(first) == count:
             break
         count = len(first)

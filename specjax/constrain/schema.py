@@ -6,7 +6,7 @@ Every text that the expression matches is valid. Not every valid text matches:
 - there is at most one space, after a comma or a colon;
 - a reference that leads back to itself is followed `DEPTH` times, and a value of any kind holds plain values;
 - keywords of one type without the keyword `type` stand for that type;
-- strings have no escapes `\\u`.
+- strings have no escapes `\\u`, and those with a limit no escapes at all.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from specjax.constrain.merging import MEANINGLESS, Unsupported, apart, canonical, merged
 from specjax.constrain.numbers import FRACTION, integers, numbers
-from specjax.constrain.pattern import CHARACTER, in_string
+from specjax.constrain.pattern import CHARACTER, PLAIN, in_string
 from specjax.constrain.regular import escaped
 
 DEPTH = 3
@@ -200,7 +200,9 @@ class _Reader:
             return f'"{FORMATS[schema["format"]]}"'
         if most is not None and least > most:
             return None
-        return f'"{CHARACTER}{{{least},{"" if most is None else most}}}"'
+        if not least and most is None:
+            return STRING
+        return f'"{PLAIN}{{{least},{"" if most is None else most}}}"'
 
     def integer(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         low, high, above, below = _bounds(schema)

@@ -111,14 +111,19 @@ def _taken(following: np.ndarray, distance: np.ndarray) -> np.ndarray:
 
 def distances(following: np.ndarray, accepts: np.ndarray) -> np.ndarray:
     """`[S]` int32: the fewest steps from each state to one that accepts; -1 if there are none."""
+    count = len(accepts)
+    begin, kind = np.nonzero(following != NONE)
+    edges = np.unique(following[begin, kind].astype(np.int64) * count + begin)  # by their ends
+    ends = np.searchsorted(edges // count, np.arange(count + 1))
+    begins = edges % count
     found = np.where(accepts, 0, NONE).astype(np.int32)
-    step = 0
-    while True:
-        near = ((following != NONE) & (found[following] == step)).any(axis=1) & (found == NONE)
-        if not near.any():
-            return found
+    new, step = np.flatnonzero(accepts), 0
+    while new.size:
         step += 1
-        found[near] = step
+        near = np.concatenate([begins[ends[state] : ends[state + 1]] for state in new])
+        new = np.unique(near[found[near] == NONE])
+        found[new] = step
+    return found
 
 
 def _reached(following: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ SCHEMAS = {
         PERSON,
         [
             {"name": "a", "age": 130, "more": True},
-            {"nick": "", "name": 'é"\\', "age": 0, "tags": [3], "more": False},
+            {"nick": "", "name": 'é', "age": 0, "tags": [3], "more": False},
         ],
     ),
     "tree": (TREE, [{"value": 1.5}, {"value": -2, "next": {"value": 1e-9, "next": {"value": 0}}}]),

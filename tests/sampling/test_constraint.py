@@ -12,7 +12,7 @@ from support.verifiers import expander_for, verifier_of
 
 import specjax
 from specjax.constrain import Table
-from specjax.draft import ModelDrafter, NoDrafter
+from specjax.draft import Forced, ModelDrafter, NoDrafter
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics, trees
 from specjax.sampling import Sampler, SamplingArrays
@@ -128,7 +128,9 @@ def test_rows_without_one_are_as_they_were():
 # ---- the distribution of whole texts, by counting -------------------------------------------------------------------
 
 FOLLOWING = np.asarray([[0, 1, -1, 2], [-1, 2, 0, -1], [1, 0, 2, 2]])
-LANGUAGE = Table.of("three states", FOLLOWING, np.arange(V), np.asarray([False, False, True]), ())
+LANGUAGE = Table.of(
+    "three states", FOLLOWING, np.arange(V), np.asarray([False, False, True]), (), np.asarray([1, 2, -1])
+)
 """Texts of any length; of those of `NEW` tokens, some are allowed only until the limit comes near."""
 CONSTRAINED = {"temperature": 1.4, "constraint": [LANGUAGE] * ROWS}
 
@@ -174,10 +176,13 @@ RULES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ("plain", *RULES))
+@pytest.mark.parametrize("rule", ("plain", "forced", *RULES))
 def test_texts_have_the_constrained_distribution(rule):
     if rule == "plain":
         assert p_value_of(NoDrafter(), specjax.verify.Coupled()) > ALPHA
+        return
+    if rule == "forced":
+        assert p_value_of(Forced(length=2), verifier_of("rejection")) > ALPHA
         return
     verifier = verifier_of(rule)
     drafter = MODEL if rule in ("rejection", "block") else ModelDrafter(MODEL.lm, expander_for(verifier))

@@ -78,6 +78,11 @@ class Decoder(Protocol[State]):
         return False
 
     @property
+    def obeys(self) -> bool:
+        """Whether rows only write tokens that their warpers of logits leave possible, at every place."""
+        return False
+
+    @property
     def encodes(self) -> bool:
         """Whether prompts need a source, since an encoder of the target reads one (`specjax.lm.LM.encodes`)."""
         return False

@@ -14,7 +14,7 @@ HELPS: dict[str, Help] = {
             "prompt_logprobs",
             "the model": _MODEL,
             "how to decode": "decode drafter batch_size | num_return_sequences select shared_prefix",
-            "how a prompt is completed": "temperature top_p max_new_tokens seed stop sampling | top_k ignore_eos",
+            "how a prompt is completed": "temperature top_p max_new_tokens seed stop sampling | top_k constraint ignore_eos",
             "many processes": _HOSTS,
         },
         (
@@ -52,7 +52,7 @@ HELPS: dict[str, Help] = {
             "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
             "how to decode": "decode drafter batch_size | num_return_sequences select",
             "comparisons": "compare | baseline margin",
-            "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop ignore_eos sampling",
+            "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop constraint ignore_eos sampling",
             "what is written": "answers json plot | uncertainty",
         },
         (

@@ -33,6 +33,7 @@ class SamplingFields:
     forced_eos_token_id: int | None = None
     begin_suppress_tokens: Any = None
     suppress_tokens: Any = None
+    constraint: Any = None
     momentum_alpha: float | None = None
     momentum_k: int | None = None
     mirostat: int | None = None

@@ -71,6 +71,22 @@ def _lasts(tokenizer: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)[-1:])
 
 
+def made(options: Any, vocabulary: Any, room: int) -> dict[str, Any]:
+    """The parameters that a model's vocabulary turns into tables (`specjax.warpers.lists.listing`), of those that are set.
+
+    Args:
+      options: anything with the fields of `SamplingOptions`.
+      vocabulary: a `specjax.constrain.Vocabulary`.
+      room: the most new tokens.
+
+    Raises:
+      ValueError: one line that says what cannot be made.
+    """
+    makers = {name: field.metadata["make"] for name, field in FIELDS.items() if field.metadata.get("make")}
+    values = {name: getattr(options, name) for name in makers}
+    return {name: makers[name](value, vocabulary, room) for name, value in values.items() if is_set(name, value)}
+
+
 def form_of(options: Iterable[Any]) -> Form:
     """The columns that rows with these options need."""
     options = list(options)
@@ -120,10 +136,11 @@ def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
     """The token ids in each of the options that are lists, or one token."""
     found = {}
     for name, value in options.items():
-        if name in FIELDS and "shape" in FIELDS[name].metadata:
+        shape = FIELDS[name].metadata.get("shape") if name in FIELDS else None
+        if shape is not None and shape.of_ids:
             arrays = jax.tree.leaves(_filled(FIELDS[name], [value], _widths(FIELDS[name], [value])))
             found[name] = [token for array in arrays if array.dtype == np.int32 for token in array.ravel().tolist()]
-        elif name in FIELDS and FIELDS[name].metadata.get("is_token"):
+        elif shape is None and name in FIELDS and FIELDS[name].metadata.get("is_token"):
             found[name] = [value]
     return found
 
@@ -203,12 +220,19 @@ class SamplingArrays:
     def form(self) -> Form:
         """The names and widths of the columns."""
         there = [name for name in FIELDS if name in self.columns]
-        return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
+        return tuple((name, _sizes(FIELDS[name], self.columns[name])) for name in there)
 
     def own(self, warper: Warper) -> Mapping[str, Any] | None:
         """A warper's columns; None if it has none."""
         names = [field.name for field in dataclasses.fields(warper)]
         return {name: self.columns[name] for name in names} if names[0] in self.columns else None
+
+
+def _sizes(field: dataclasses.Field, column: Any) -> tuple[int, ...]:
+    """The widths of a column."""
+    shape = field.metadata.get("shape")
+    own = None if shape is None else shape.sizes
+    return tuple(jax.tree.leaves(column)[0].shape[1:] if own is None else own(column))
 
 
 def _filled(field: dataclasses.Field, values: Sequence[Any], widths: tuple[int, ...]) -> Any:

@@ -22,7 +22,7 @@ from specjax.pretty import Pretty
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
-from specjax.sampling.warp import carries
+from specjax.sampling.warp import begun, carries, walked
 from specjax.sampling_params import SamplingArrays
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
@@ -30,7 +30,6 @@ from specjax.sharding.rules import constrain, parts, rounded, shardings
 from specjax.state import DecodeState, LogProbs, Prefix, Stats, finish_rows
 from specjax.tree import Tree
 from specjax.verify import Coupled, Verdict, Verifier
-from specjax.warpers import WARPERS
 
 Array = jax.Array
 PyTree = Any
@@ -195,6 +194,11 @@ class Speculative(Decoder[DecodeState]):
         return True
 
     @property
+    def obeys(self) -> bool:
+        """See `Decoder.obeys`."""
+        return self.verifier.obeys
+
+    @property
     def encodes(self) -> bool:
         """See `Decoder.encodes`."""
         return encodes(self.target)
@@ -220,7 +224,7 @@ class Speculative(Decoder[DecodeState]):
             cache=self.target.init_cache(batch, capacity, dtype),
             draft=self.drafter.init(params, batch, capacity),
             logprobs=LogProbs(buffer(), buffer(), buffer()) if self.logprobs else None,
-            carried={each.switches[0]: jnp.zeros((batch,), jnp.float32) for each in WARPERS if each.carries},
+            carried=begun(batch),
         )
         return self._constrain(state)
 
@@ -354,7 +358,8 @@ class Speculative(Decoder[DecodeState]):
         view, sampler = self._begun(state)
         sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):
-            proposal = self.drafter.propose(params, state.draft, view, sampler)
+            drafting = dataclasses.replace(sampler, drafting=True)
+            proposal = self.drafter.propose(params, state.draft, view, drafting)
         with jax.named_scope("target"):
             output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):
@@ -458,17 +463,20 @@ class Speculative(Decoder[DecodeState]):
         return self._constrain(new), StepInfo(verdict, dataclasses.replace(tree, log_q=None))
 
     def _carried(self, state, tree, output, verdict, emitted, sampler):
-        if self.greedy or not carries(state.sampling):
+        if self.greedy:
             return state.carried
+        carried = walked(state.sampling, state.carried, emitted, verdict.committed)
+        if not carries(state.sampling):
+            return carried
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]
 
         def after():
             logits = jnp.take_along_axis(output.logits, nodes, axis=1)
             paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)
-            return sampler.after(logits, paths, emitted, verdict.committed)
+            return {**carried, **sampler.after(logits, paths, emitted, verdict.committed)}
 
         sampled = jnp.any(sampler.live & (state.sampling.temperature > 0))
-        return jax.lax.cond(sampled, after, lambda: state.carried)
+        return jax.lax.cond(sampled, after, lambda: carried)
 
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]

@@ -170,13 +170,14 @@ class DecodeState(Rows):
       cache: the target's cache; opaque.
       draft: the drafter's state; opaque.
       logprobs: log-probabilities, or None if they were not asked for.
-      carried: `[B]` float32 by warper: the sums over the new tokens, for warpers that carry one (`Warper.carries`).
+      carried: `[B]` by warper: the sums over the new tokens, float32, for warpers that carry one (`Warper.carries`), and
+        the states that they lead to, int32 (`Warper.walks`).
     """
 
     cache: PyTree
     draft: PyTree
     logprobs: LogProbs | None = None
-    carried: dict[str, Float[Array, " B"]] = dataclasses.field(default_factory=dict)
+    carried: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass

@@ -63,7 +63,7 @@ def test_generate_has_few_keywords():
         name: value for name, value in of_engine.items() if name != "rows"
     }
     short = set(of_generate) & set(of_sampling)
-    assert short == {"temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop"}
+    assert short == {"temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop", "constraint"}
     assert {of_generate[name] for name in short} == {None}
 
 
@@ -201,6 +201,7 @@ BAD = {
     "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "xtc_special_tokens": ("\n", [0.5]), "min_new_tokens": (-1,),
     "forced_bos_token_id": (-2, 0.5, [1]), "forced_eos_token_id": (-2, "a"), "begin_suppress_tokens": (5, [-1], [[1]]),
     "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
+    "constraint": ("yes", "yaml:a", "json:", 5, ["a"], {"choice": "a"}, {"json": {}, "regex": "a"}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip
 

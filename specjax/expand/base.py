@@ -129,12 +129,12 @@ def candidates(
       nodes: F.
       depth: of the nodes; 0 is the root.
       paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A distribution that
-        several nodes share is penalised for the committed text alone.
+        several nodes share is penalised for the committed text alone (`Sampler.each`).
       coupled: whether to use the noise.
       tau: temperature of the worth.
     """
+    logits, paths = sampler.each(logits, nodes, paths)
     shared = logits.shape[1] != nodes
-    paths = None if shared else paths
     scores = sampler.scores(logits, depth, paths) if coupled else sampler.warped(logits, paths)
     if k == 1:
         columns = best(scores)[:, :, None]
@@ -163,8 +163,7 @@ def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, n
     Returns:
       `[B, F, V]` log-probabilities; one-hot in greedy rows.
     """
-    shared = logits.shape[1] != nodes
-    dist = sampler.full(sampler.log_probs(logits, None if shared else paths))
+    dist = sampler.full(sampler.log_probs(*sampler.each(logits, nodes, paths)))
     return jnp.broadcast_to(dist, (dist.shape[0], nodes, dist.shape[2]))
 
 
@@ -190,8 +189,8 @@ def draws(sampler: Sampler, logits: Array, k: int, *, nodes: int, depth: int, pa
     """k draws from the distribution of every node of a level, with each node's own noise. See `candidates` for the
     arguments.
     """
-    batch, dists, columns = logits.shape
-    paths = paths if dists == nodes else None
+    batch, _, columns = logits.shape
+    logits, paths = sampler.each(logits, nodes, paths)
     every = lambda scores: jnp.broadcast_to(jax.nn.log_softmax(scores, axis=-1), (batch, nodes, columns))
 
     def with_noise():

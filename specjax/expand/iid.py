@@ -46,9 +46,9 @@ class IID(FixedTree):
         return "iid"
 
     def choose(self, sampler, logits, counts, *, depth, paths):
-        batch, dists, columns = logits.shape
+        batch, _, columns = logits.shape
         nodes, k = len(counts), max(counts)
-        paths = paths if dists == nodes else None
+        logits, paths = sampler.each(logits, nodes, paths)
         spread = lambda scores: jnp.broadcast_to(scores, (batch, nodes, columns))
 
         def likeliest(scores):

@@ -10,7 +10,7 @@ from specjax.arrays import Array, Bool, Float, Int, Key
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, CHILDREN, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
-from specjax.sampling.warp import carried, penalise, penalised_rows, warp
+from specjax.sampling.warp import carried, guessed, penalise, penalised_rows, walks, warp
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import Text
 
@@ -35,11 +35,13 @@ class Sampler:
         None if columns are ids.
       vocab: static, V, set together with `ids`.
       processors: static, the user's own warpers.
+      drafting: static, whether what is drawn is a draft.
       greedy: static, whether it is known that no row uses a warper: then no warper is traced.
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
       eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
       place_key: `[B]` typed row keys of noise that is part of a place's distribution, if that is not `key`.
-      carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
+      carried: the sums of the warpers that carry one, `[B]` float32 each, and the states of those that walk, `[B]`
+        int32; None: sums begin here, and states follow from the text.
       limit: `[B]` int32, the length at which each row stops; None: not known.
     """
 
@@ -55,8 +57,9 @@ class Sampler:
     begin: Int[Array, " B"] | None = None
     eos: Int[Array, "B K"] | None = None
     place_key: Key[Array, " B"] | None = None
-    carried: Mapping[str, Float[Array, " B"]] | None = None
+    carried: Mapping[str, Array] | None = None
     limit: Int[Array, " B"] | None = None
+    drafting: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def restricted(self, ids: Int[Array, " U"] | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -77,14 +80,32 @@ class Sampler:
             return log_probs
         return jnp.full((*log_probs.shape[:-1], self.vocab), -jnp.inf).at[..., self.ids].set(log_probs)
 
+    def each(self, logits: Array, nodes: int, paths: Paths | None) -> tuple[Array, Paths | None]:
+        """The logits of a level's nodes that may share one distribution, and the paths for its warpers.
+
+        What nodes share is warped once, for the committed text alone. If a warper walks along paths, it is not shared.
+
+        Args:
+          logits: `[B, F, V]`, or `[B, 1, V]` if F nodes share them.
+          nodes: F.
+          paths: makes the tokens of each node's path.
+        """
+        if logits.shape[1] == nodes:
+            return logits, paths
+        if self.greedy or not walks(self.params):
+            return logits, None
+        return jnp.broadcast_to(logits, (logits.shape[0], nodes, logits.shape[2])), paths
+
     def _columns(self, full: Array) -> Array:
         return full if self.ids is None else full[..., self.ids]
 
-    def penalised(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
+    def penalised(
+        self, logits: Float[Array, "B T V"], paths: Paths | None = None, known: bool = True
+    ) -> Float[Array, "B T V"]:
         """Logits `[B, T, V]` after the processors and the warpers that apply to greedy rows too; `paths` makes each
-        node's own tokens.
+        node's own tokens, which are otherwise none, or not `known`.
         """
-        text, penalised = self.text(paths), logits
+        text, penalised = self.text(paths, known), logits
         if not self.greedy:
             within = lambda work: lambda scores: self._columns(work(self.full(scores)))
             penalised = penalise(logits, self.params, self.live, text, within)
@@ -92,12 +113,19 @@ class Sampler:
             return penalised
         return self._columns(process(self.processors, self.full(penalised), text))
 
-    def text(self, paths: Paths | None) -> Text:
+    def guessed(self, count: int) -> Int[Array, "B count"]:
+        """Tokens `[B, count]` that warpers nearly leave no choice about, from the root on; -1 after the last of them."""
+        if self.greedy:
+            return jnp.full((self.length.shape[0], count), -1, jnp.int32)
+        return guessed(self.params, self.text(None), count)
+
+    def text(self, paths: Paths | None, known: bool = True) -> Text:
         """The text before the positions that `paths` lead to; without paths, before the next position."""
         key = self.key if self.place_key is None else self.place_key
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
-        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial, self.limit)
+        own = (self.tokens, self.length, self.begin, self.eos)
+        return Text(*own, paths, coins, self.carried, partial, self.limit, known, self.drafting)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised logits."""
@@ -154,13 +182,14 @@ class Sampler:
                 g = gumbel(self.key, self.length[:, None] + jnp.arange(max_depth + 1)[None], vocab)
                 g = jnp.take_along_axis(self._columns(g), depth[:, :, None], axis=1)
             sampled = (self.params.temperature > 0)[:, None, None]
-            penalised = self.penalised(logits, paths)
+            penalised = self.penalised(logits, paths, known)
             return jnp.where(sampled, warp(penalised, self.params, self.live, self.text(paths)) + g, penalised)
 
+        known = paths is not None or isinstance(depth, int) and depth == 0
         if self.greedy:
-            return self.penalised(logits, paths)
+            return self.penalised(logits, paths, known)
         sampled = jnp.any(self.live & (self.params.temperature > 0))
-        return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
+        return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths, known))
 
     def scores_at(self, log_q: Array, ids: Array, depth: int) -> Array:
         """Scores as in `scores`, but for only C candidates per node, and of the warpers only with the temperature.

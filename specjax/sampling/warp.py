@@ -46,25 +46,83 @@ def carried(
       tokens: `[B, T]` int32.
       count: `[B]` int32, how many were committed.
     """
-    sums = text.carried
-    if sums is None or not carries(sampling):
-        return sums
+    if text.carried is None or not carries(sampling):
+        return text.carried
+    sums: dict[str, Array] = {}
     scores, last = logits, jnp.maximum(count - 1, 0)[:, None]
     pick = lambda x: jnp.take_along_axis(x, last, axis=1)[:, 0]
     for each, own, on in _sampled(sampling, live, text):
         if each.carries:
-            start = sums[each.switches[0]]
+            start = text.carried[each.switches[0]]
             cost = each.cost(scores, own)
             added = jnp.take_along_axis(cost, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
             after = pick(text.summed(start, cost)) + pick(added)
-            sums = {**sums, each.switches[0]: jnp.where(on & (count > 0), after, start)}
+            sums[each.switches[0]] = jnp.where(on & (count > 0), after, start)
         scores = each(scores, own, on, text)
     return sums
+
+
+def begun(batch: int) -> dict[str, Array]:
+    """The sums and states of texts without new tokens, for warpers that carry or walk."""
+    types = {
+        each.switches[0]: jnp.float32 if each.carries else jnp.int32 for each in WARPERS if each.carries or each.walks
+    }
+    return {name: jnp.zeros((batch,), dtype) for name, dtype in types.items()}
+
+
+def walked(sampling: SamplingArrays, carried: Mapping[str, Array], tokens: Array, count: Array) -> Mapping[str, Array]:
+    """`carried` with the states of warpers that walk after some tokens were drawn one after the other.
+
+    Args:
+      sampling: the rows' parameters.
+      carried: sums and states so far, `[B]` each.
+      tokens: `[B, T]` int32.
+      count: `[B]` int32, how many were committed.
+    """
+    for each in WARPERS:
+        own = sampling.own(each) if each.walks else None
+        if own is None:
+            continue
+        states = carried[each.switches[0]][:, None]
+        for step in range(tokens.shape[1]):
+            moved = each.moved(own, states, jnp.maximum(tokens[:, step : step + 1], 0))
+            states = jnp.where((step < count)[:, None], moved, states)
+        carried = {**carried, each.switches[0]: states[:, 0]}
+    return carried
+
+
+def guessed(sampling: SamplingArrays, text: Text, count: int) -> Array:
+    """`[B, count]` int32: the tokens that warpers guess after a text, one after the other; -1 from the first that none
+    guesses.
+
+    Args:
+      sampling: the rows' parameters.
+      text: without paths.
+      count: static.
+    """
+    found = jnp.full((text.length.shape[0], count), -1, jnp.int32)
+    for each in WARPERS:
+        own = sampling.own(each) if each.walks else None
+        if own is None:
+            continue
+        move = functools.partial(each.moved, own)
+        states, tokens = text.walked(each.switches[0], move), []
+        for _ in range(count):
+            tokens.append(each.guessed(own, states))
+            states = jnp.where(tokens[-1] < 0, -1, move(states, jnp.maximum(tokens[-1], 0)))
+        own_guess = jnp.concatenate(tokens, axis=1) if tokens else found
+        found = jnp.where((found < 0) & each.used(own)[:, None], own_guess, found)
+    return found
 
 
 def carries(sampling: SamplingArrays) -> bool:
     """Whether there are columns for a warper that carries a sum."""
     return any(each.carries and sampling.own(each) is not None for each in WARPERS)
+
+
+def walks(sampling: SamplingArrays) -> bool:
+    """Whether there are columns for a warper that walks along paths."""
+    return any(each.walks and sampling.own(each) is not None for each in WARPERS)
 
 
 def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:

@@ -88,6 +88,11 @@ class BeamSearch(Search):
     how: Beam
 
     @property
+    def obeys(self) -> bool:
+        """See `Decoder.obeys`."""
+        return True
+
+    @property
     def num_texts(self) -> int:
         return self.how.num_beams
 

@@ -22,8 +22,8 @@ from specjax.models.generation import defaults, left_out
 from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
-from specjax.sampling.warp import carries
 from specjax.sampling_params import FIELDS, SamplingArrays, SamplingOptions, worded
+from specjax.warpers import WARPERS
 
 PyTree = Any
 _LOG = logging.getLogger(__name__)
@@ -254,9 +254,11 @@ class Asked:
         sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
         keys = keys_of_prompts([seed] * len(ids), ids, draws) if keys is None else keys
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
-        if carries(asked.sampling_of(1)):
+        state = [each for each in WARPERS if each.carries or each.walks]
+        kept = [each.switches[0] for each in state if sampling.keys() & vars(each).keys()]
+        if kept:
             raise ValueError(
-                "texts that are continued in several ways do not keep the sum that mirostat reads: leave mirostat out"
+                f"texts that are continued in several ways do not keep what {kept[0]} reads: leave {kept[0]} out"
             )
         return asked
 

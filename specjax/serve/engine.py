@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax import programs
 from specjax.about import abouts
+from specjax.constrain import Vocabulary
 from specjax.decode import Decode, Diffusion, Plain, SoftThinking, Speculate
 from specjax.decode.lines import decode_of, usual_decode
 from specjax.decoder import Needs
@@ -23,7 +24,7 @@ from specjax.models.token_ids import one, shown
 from specjax.names import check_keywords, named
 from specjax.prompts import identity
 from specjax.sampling import row_keys
-from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
+from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, made, worded
 from specjax.search import Search, Selection, Stepwise
 from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
@@ -95,6 +96,13 @@ class Engine:
         drafts = isinstance(self.decode, (Speculate, Plain))
         how = own.drafter if drafts else own.policy if isinstance(self.decode, Diffusion) else own
         return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype_name})"
+
+    @property
+    def _how(self) -> str:
+        """What an error calls the way to decode."""
+        if isinstance(self.decode, (Speculate, Plain)):
+            return f"the {next(about.name for about in abouts(type(self.decoder.verifier)))} verifier"
+        return self.decoder.called if self.searches else type(self.decode).__name__
 
     @property
     def encodes(self) -> bool:
@@ -210,7 +218,18 @@ class Engine:
                 raise ValueError(f"{name} chooses the token itself: leave the temperature at 0, or leave {name} out")
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
-        return request
+        return dataclasses.replace(request, **self._made(request))
+
+    def _made(self, request: Request) -> dict[str, Any]:
+        """The options of a request that the model's vocabulary makes tables of."""
+        strict = [each.switches[0] for each in WARPERS if each.walks and in_use(each, request)]
+        if strict and (self.writes_steps or not self.decoder.obeys):
+            raise ValueError(
+                f"{self._how} may write tokens that a {strict[0]} forbids: leave {strict[0]} out, or decode otherwise"
+            )
+        own, room = self.model, min(request.max_new_tokens, self.max_length - len(request.ids))
+        eos = () if request.ignore_eos else tuple(own.eos_ids)
+        return made(request, Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None), room)
 
     def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
         """The beginning of a request's text, and its source."""
@@ -477,6 +496,7 @@ class Engine:
         seed: int | None = None,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        constraint: Any = None,
         num_return_sequences: int = 1,
         select: str | Selection | None = None,
         chat: bool | Chat = False,
@@ -489,7 +509,7 @@ class Engine:
         With `prompt_logprobs`, records also carry log-probabilities of their prompts' tokens.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        options |= {"max_new_tokens": max_new_tokens, "stop": stop}
+        options |= {"max_new_tokens": max_new_tokens, "stop": stop, "constraint": constraint}
         how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
         call = Call.of(prompts, sampling=sampling, options=options, **how)
         return call.records(self, batch_size=batch_size, prompt_logprobs=prompt_logprobs, progress=progress)

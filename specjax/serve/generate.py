@@ -30,6 +30,7 @@ def generate(
     seed: int | None = None,
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] | None = None,
+    constraint: Any = None,
     num_return_sequences: int = 1,
     select: str | Selection | None = None,
     chat: bool | Chat = False,
@@ -59,12 +60,14 @@ def generate(
       drafter: an alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a
         drafter and its parameters.
       sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
-      temperature: 0 is greedy; this and the next five options take precedence over `sampling`.
+      temperature: 0 is greedy; this and the next six options take precedence over `sampling`.
       top_k: keeps the k likeliest tokens; 0 is off.
       top_p: keeps the smallest set of likeliest tokens with this mass; 1 is off.
       seed: decides the noise, together with the prompt.
       max_new_tokens: the limit of new tokens; None: 128.
       stop: one or several strings that end a text, which does not include them.
+      constraint: a language that every text belongs to: `"json:FILE"`, `"json:{...}"` (a JSON Schema), `"regex:..."`,
+        `"choice:a|b"` or `"grammar:FILE"`; see docs/constraints.md.
       num_return_sequences: independent completions of each prompt, listed together; a search gives its best texts.
       select: selects one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
         `"borda:power=0.7"` (see `specjax searches`); None: all.
@@ -87,7 +90,7 @@ def generate(
     if prompts is None:
         check_there(model)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    options |= {"max_new_tokens": max_new_tokens, "stop": stop}
+    options |= {"max_new_tokens": max_new_tokens, "stop": stop, "constraint": constraint}
     how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
     call = Call.of(prompts, sampling=sampling, options=options, **how)
     rows, keeps = min(batch_size, len(call.prompts) * num_return_sequences), call.keeps(bool(logprobs))

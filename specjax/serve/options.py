@@ -139,6 +139,7 @@ class PromptOptions:
       max_new_tokens: see `specjax.Sampling`.
       seed: see `specjax.Sampling`.
       stop: see `specjax.Sampling`.
+      constraint: see `specjax.Sampling`.
       ignore_eos: see `specjax.Sampling`.
       sampling: lines with other options.
     """
@@ -153,6 +154,11 @@ class PromptOptions:
     max_new_tokens: int | None = option(None, f"most new tokens per prompt (default: {MAX_NEW_TOKENS})", metavar="N")
     seed: int = option(0, "decides the noise, with the prompt", metavar="N")
     stop: tuple[str, ...] = option((), "end the text before this string; may be repeated", metavar="STRING")
+    constraint: str | None = option(
+        None,
+        "write only texts of a language: json:FILE or json:{...} (a JSON Schema), regex:..., choice:a|b or grammar:FILE",
+        metavar="LINE",
+    )
     ignore_eos: bool = option(False, "continue after the end-of-sequence token")
     sampling: tuple[str, ...] = option(
         (), "OPTION=VALUE,...: other sampling options, see `specjax samplers`; may be repeated", metavar="LINE"

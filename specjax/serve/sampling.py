@@ -67,6 +67,10 @@ OPTIONS: dict[str, Any] = {
 """The options of a prompt and their types, without `stop`."""
 
 
+WORDS = ("stop", *(name for name, field in FIELDS.items() if field.metadata.get("parse") is str))
+"""Options whose values in a line are words, not JSON."""
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Checks options of a prompt; None counts as not given.
 
@@ -130,8 +134,8 @@ def _item(item: str) -> tuple[str, Any]:
     try:
         return name.strip(), json.loads(value)
     except ValueError:
-        if name.strip() == "stop":
-            return "stop", value
+        if name.strip() in WORDS:
+            return name.strip(), value
         raise ValueError(f"--sampling: {name.strip()} must be a number, true, false or a list, got {value!r}") from None
 
 

@@ -19,7 +19,7 @@ from specjax.decoder import Decoder, Needs
 from specjax.lm import Source
 from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
-from specjax.sampling_params import USUAL, Form, SamplingArrays
+from specjax.sampling_params import USUAL, Form, SamplingArrays, in_use
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
 from specjax.serve.text_reader import power_of_two
@@ -28,6 +28,7 @@ from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_columns, prefill_width
 from specjax.state import Finish
+from specjax.warpers import WARPERS
 
 STEPS_PER_CALL = 32
 WATCHED_STEPS = 8  # per call, if text is watched as it comes
@@ -434,7 +435,7 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
     steps = int(host.stats.steps[row])
     error = None
     if reason == "error":
-        error = ended.missing or f"the model's logits were not finite (NaN or infinite) after {len(tokens)} new tokens"
+        error = ended.missing or _undrawn(request, len(tokens))
     probs = host.logprobs
     begin = int(host.prompt_length[row])
     span = slice(begin, begin + len(tokens))
@@ -460,6 +461,13 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
         if probs is None or not tokens
         else float(probs.certainty[row, span].mean(dtype=np.float64)),
     )
+
+
+def _undrawn(request: Request, count: int) -> str:
+    """Why there was no token to draw after so many."""
+    said = f"the model's logits were not finite (NaN or infinite) after {count} new tokens"
+    removing = [each.switches[0] for each in WARPERS if each.of_logits and in_use(each, request)]
+    return f"{said}, or {' and '.join(removing)} left no token" if removing else said
 
 
 def _of_rank(host: Any, row: int, rank: int) -> Any:

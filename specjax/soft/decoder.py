@@ -68,6 +68,11 @@ class SoftThinkingDecoder(Speculative):
     mixer: Mixer = GumbelSoftmax()
     end_of_think: int = -1
 
+    @property
+    def obeys(self) -> bool:
+        """See `Decoder.obeys`: `end_of_think` is written in place of a drawn token."""
+        return False
+
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> SoftState:

@@ -46,6 +46,7 @@ class Judge(Verifier):
 
     wants = Wants(logits=True, draw=True, final=True)
     keeps_greedy = False
+    obeys = False
     needs_params = True
 
     threshold: float = 0.5

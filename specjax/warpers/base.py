@@ -44,10 +44,13 @@ class Text:
       paths: makes `[B, T, D]` int32, the tokens below the text for each position, -1 for none; None: nothing, and T is
         1.
       uniform: from positions `[B, T]` to numbers in [0, 1) of the rows' own noise.
-      carried: by a warper's first parameter, `[B]` float32: the sums over the new tokens of `tokens`, for warpers that
-        carry one; None: nothing was drawn yet.
+      carried: by a warper's first parameter, `[B]`: the sums over the new tokens of `tokens` (float32), or the states
+        that they lead to (int32), for warpers that have one; None: nothing was drawn yet, and states are not known.
       partial: static, whether the scores are for only some tokens, as those of a draft head may be.
       limit: `[B]` int32, the length at which the row stops; None: not known.
+      drafting: static, whether scores are a draft's, which is verified later.
+      known: static, whether `paths` tells all tokens before each position; some drafters rank tokens whose path they do
+        not know yet.
     """
 
     tokens: Int[Array, "B L"]
@@ -59,6 +62,8 @@ class Text:
     carried: Mapping[str, Array] | None = None
     partial: bool = False
     limit: Int[Array, " B"] | None = None
+    known: bool = True
+    drafting: bool = False
 
     def below(self) -> Array:
         """`[B, T, D]`; D may be 0."""
@@ -108,6 +113,35 @@ class Text:
             total = jnp.where(known, jnp.take_along_axis(total, parent, axis=1) + added, total)
         return total
 
+    def walked(self, name: str, move: Callable[[Array, Array], Array]) -> Array:
+        """`[B, T]` int32: the state of a warper at each position, from the text's state along the path.
+
+        Args:
+          name: the warper's first parameter, under which the text's state is `carried`. A text without it is walked
+            from its first new token on.
+          move: from states `[B, M]` and tokens `[B, M]` to the next states.
+        """
+        carried = {} if self.carried is None else self.carried
+        states = carried[name] if name in carried else self._from_begin(move)
+        paths = self.below()
+        states = jnp.broadcast_to(states[:, None], paths.shape[:2])
+        for step in range(paths.shape[-1]):
+            token = paths[..., step]
+            states = jnp.where(token >= 0, move(states, jnp.maximum(token, 0)), states)
+        return states
+
+    def _from_begin(self, move: Callable[[Array, Array], Array]) -> Array:
+        """The state `[B]` after the new tokens of `tokens`."""
+        begin = jnp.zeros_like(self.length) if self.begin is None else self.begin
+
+        def one(step, states):
+            at = (begin + step)[:, None]
+            token = jnp.take_along_axis(self.tokens, jnp.minimum(at, self.tokens.shape[1] - 1), axis=1)
+            return jnp.where(at < self.length[:, None], move(states, jnp.maximum(token, 0)), states)
+
+        start = jnp.zeros_like(self.length)[:, None]
+        return jax.lax.fori_loop(0, jnp.max(self.length - begin), one, start)[:, 0]
+
     def each(self, function: Callable[..., Array], scores: Array, *own: Any) -> Array:
         """`function(tokens [L], length [], scores [V], *own)` for every position's whole text, as `[B, T, V]`.
 
@@ -137,9 +171,9 @@ class Warper(abc.ABC):
     Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an
     option of every prompt, under its own name.
 
-    Its result at a position may depend on the text and the path before it, on the row's noise at that place, and on a
-    sum over the tokens drawn so far (`carries`), but on nothing else. So it is the same whatever was drafted, and a
-    seed keeps its text.
+    Its result at a position may depend on the text and the path before it, on the row's noise at that place, on a sum
+    over the tokens drawn so far (`carries`), and on a state that they lead to (`walks`), but on nothing else. So it is
+    the same whatever was drafted, and a seed keeps its text.
 
     Class attributes:
       of_logits: whether it comes before the temperature and applies to greedy rows too; otherwise only to sampled rows.
@@ -148,6 +182,8 @@ class Warper(abc.ABC):
       chooses: whether its scores decide which token is taken, and belong to no distribution: for greedy rows alone.
       carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
       text.
+      walks: whether a state has an int32 for it, which every drawn token moves on (`moved`); it begins at 0 with the new
+        text. Unlike a sum, it depends on no scores.
     """
 
     about: ClassVar[Named] = None
@@ -156,6 +192,7 @@ class Warper(abc.ABC):
     usual: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
     carries: ClassVar[bool] = False
+    walks: ClassVar[bool] = False
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -187,6 +224,25 @@ class Warper(abc.ABC):
           own: its parameters.
         """
         return jnp.zeros_like(scores)
+
+    def moved(self, own: Columns, states: Array, tokens: Array) -> Array:
+        """`[B, T]` int32: the states of a warper that `walks` after one more token each; not defined for others.
+
+        Args:
+          own: its parameters.
+          states: `[B, T]` int32.
+          tokens: `[B, T]` int32, none of them negative.
+        """
+        return states
+
+    def guessed(self, own: Columns, states: Array) -> Array:
+        """`[B, T]` int32: a token that a warper that `walks` nearly leaves no choice about in each state; -1 for none.
+
+        Args:
+          own: its parameters.
+          states: `[B, T]` int32.
+        """
+        return jnp.full_like(states, -1)
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

@@ -47,11 +47,15 @@ class Shape:
       read: from the user's value to a canonical one, empty if it is off; raises TypeError or ValueError.
       widths: of a canonical value.
       array: of canonical values, one per row, and widths that hold them all.
+      sizes: the widths of such an array, or tree of arrays; None: the shape of its first array without the rows.
+      of_ids: whether every int32 in the array is a token's id, or -1.
     """
 
     read: Callable[[Any], Any]
     widths: Callable[[Any], tuple[int, ...]]
     array: Callable[[Sequence[Any], tuple[int, ...]], Any]
+    sizes: Callable[[Any], tuple[int, ...]] | None = None
+    of_ids: bool = True
 
 
 TOKENS = Shape(tokens, lambda ids: (len(ids),), lambda rows, widths: ids_array(rows, widths[0]))

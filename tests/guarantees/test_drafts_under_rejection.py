@@ -44,9 +44,13 @@ def drafter_of(name):
 
 
 NAMES = [
-    name for name in (*first_lines(), "draft-early_stop", "fuse-rasd") if name != "none" and drafter_of(name).alone
+    name
+    for name in (*first_lines(), "draft-early_stop", "fuse-rasd")
+    if name not in ("none", "forced") and drafter_of(name).alone
 ]
-"""No rule but the default one judges drafts that depend on other rows."""
+"""No rule but the default one judges drafts that depend on other rows. Rows without a constraint have no forced tokens:
+`sampling/test_constraint.py` has those.
+"""
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,25 +6,36 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, but_slow, params_of, same, texts
 from support.guarantees import held
 
 import specjax
 from specjax.assembly import registry
+from specjax.constrain import Table
 from specjax.draft import NoDrafter
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
 from specjax.warpers import WARPERS
 
+LANGUAGE = Table.of(
+    "a circle of four",
+    np.asarray([[1, 0], [2, -1], [3, 3], [0, -1]]),
+    np.arange(96) % 2,
+    np.asarray([1, 0, 0, 1], bool),
+    [11],
+    np.asarray([-1, 6, 5, 8]),
+)
+"""Odd and even tokens take turns as in no text of chance."""
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
 OPTIONS = (
     {"typical_p": 0.6, "temperature": 1.5, "bad_words_ids": [[3], [7, 5]]},
     {"temperature": 1.0, "epsilon_cutoff": 0.02, "frequency_penalty": 1.5, "presence_penalty": 0.5},
     {"temperature": 1.0, "eta_cutoff": 0.1, "dry_multiplier": 2.0, "dry_sequence_breakers": [4]},
-    {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}},
-    {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4]},
+    {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}, "constraint": LANGUAGE},
+    {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4], "constraint": LANGUAGE},
     {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "xtc_special_tokens": [8], "top_k": 8}
     | MIROSTAT,
     {
@@ -73,6 +84,9 @@ def test_every_sampler_is_in_use_and_matters():
     assert used == {name for each in WARPERS for name in vars(each) if name not in DEFAULTS}
     bare = written(NoDrafter(), [SamplingOptions(temperature=own.temperature) for own in ROWS])
     assert all(a != b for a, b in zip(plain(), bare, strict=True))
+    for row in (3, 4):  # the texts are in the language, up to their end and where the limit cuts them
+        tokens = [token for token in plain()[row] if token != EOS]
+        assert LANGUAGE.distance[functools.reduce(LANGUAGE.next, tokens, 0)] == 0
     assert not {1, 2, 3, 4} & set(plain()[4]) and 3 not in plain()[0] and 9 not in plain()[3]
     assert len(plain()[6]) >= 6 and EOS not in plain()[6][:6] and len(plain()[7]) + len(MIXED.prompts[7]) >= 34
 
@@ -80,7 +94,8 @@ def test_every_sampler_is_in_use_and_matters():
 @pytest.mark.parametrize(
     "name",
     but_slow(
-        ("token_recycling", "prompt_lookup", "draft-top_k", "medusa", "kangaroo"),
+        ("token_recycling", "forced", "prompt_lookup", "draft-top_k", "medusa", "kangaroo"),
+        "forced",
         "prompt_lookup",
         "draft-top_k",
         "medusa",

@@ -1,0 +1,151 @@
+"""Context-free grammars: a matcher on the host, the package llguidance, says which tokens may follow.
+
+A program asks it once for all nodes of all rows. What it answers follows from the tokens alone, so nothing has to be undone
+when a draft is rejected.
+"""
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+
+from specjax.constrain.table import shown
+from specjax.constrain.vocabulary import Vocabulary
+
+SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How a JSON value is written under a schema: a model could go on with spaces for ever."""
+MOST_LANES = 1024
+"""Matchers that are kept between calls, each where a row's text has come to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    """A language that a matcher on the host follows.
+
+    Attributes:
+      line: how the user named it.
+      vocabulary: of the model.
+      handle: its number in this process.
+    """
+
+    line: str
+    vocabulary: Vocabulary
+    handle: int
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclasses.dataclass
+class _Lane:
+    """A row's matcher and the tokens that it has read."""
+
+    matcher: Any
+    read: list[int]
+
+
+_OPEN: list[tuple[Any, str]] = []
+_LANES: dict[tuple[int, int], _Lane] = {}
+_LOCK = threading.Lock()
+
+
+def opened(line: str, text: str, vocabulary: Vocabulary) -> Grammar:
+    """A grammar in llguidance's kind of Lark, or a JSON Schema, made ready for `masks`.
+
+    Raises:
+      ValueError: if it is no grammar.
+    """
+    guidance = _guidance()
+    tokenizer = guidance.LLTokenizer(guidance.TokenizerWrapper(_Listed(vocabulary)), eos_token=list(vocabulary.eos))
+    if text.lstrip()[:1] == "{":
+        grammar = _of_schema(guidance, line, text)
+    else:
+        grammar = guidance.LLMatcher.grammar_from_lark(text)
+    matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0)
+    if matcher.is_error():
+        raise ValueError(f"{shown(line)}: the grammar cannot be read: {_first(matcher.get_error())}")
+    with _LOCK:
+        _OPEN.append((tokenizer, grammar))
+        return Grammar(line, vocabulary, len(_OPEN) - 1)
+
+
+def _of_schema(guidance: Any, line: str, text: str) -> str:
+    try:
+        return guidance.LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
+    except ValueError as error:
+        raise ValueError(f"{shown(line)}: the schema is not JSON: {_first(str(error))}") from error
+
+
+def masks(
+    handles: np.ndarray, tokens: np.ndarray, begin: np.ndarray, length: np.ndarray, paths: np.ndarray, words: int
+) -> np.ndarray:
+    """The tokens that may follow at every node, `[B, T, words]` int32: bit v % 32 of word v // 32 is token v.
+
+    All bits are set for rows without a grammar, and at nodes whose path leads out of it.
+
+    Args:
+      handles: `[B]`, `Grammar.handle`, -1 for none.
+      tokens: `[B, L]`, the rows' texts.
+      begin: `[B]`, where their new tokens begin.
+      length: `[B]`, where they end.
+      paths: `[B, T, D]`, the tokens below the text for each node, -1 for none.
+      words: of a mask.
+    """
+    from llguidance.numpy import fill_next_token_bitmask
+
+    out = np.full((*paths.shape[:2], words), -1, np.int32)
+    with _LOCK:
+        for row in np.flatnonzero(np.asarray(handles) >= 0):
+            matcher = _at(int(row), int(handles[row]), tokens[row, begin[row] : length[row]].tolist())
+            if matcher is None:
+                continue
+            for node, path in enumerate(paths[row]):
+                below = path[path >= 0].tolist()
+                count = matcher.try_consume_tokens(below)
+                if count == len(below) and not matcher.is_error():
+                    fill_next_token_bitmask(matcher, out[row], node)
+                matcher.rollback(count)
+    return out
+
+
+def _at(row: int, handle: int, text: list[int]) -> Any:
+    """A matcher that has read a text; None if the text is not in the language."""
+    if len(_LANES) > MOST_LANES:
+        _LANES.clear()
+    lane = _LANES.get((row, handle))
+    if lane is None or lane.matcher.is_error():
+        lane = _LANES[row, handle] = _Lane(_guidance().LLMatcher(*_OPEN[handle], log_level=0), [])
+    same = next(
+        (at for at, (a, b) in enumerate(zip(lane.read, text, strict=False)) if a != b), min(len(lane.read), len(text))
+    )
+    lane.matcher.rollback(len(lane.read) - same)
+    count = lane.matcher.try_consume_tokens(text[same:])
+    lane.read = text[: same + count]
+    return lane.matcher if lane.read == text and not lane.matcher.is_error() else None
+
+
+class _Listed:
+    """A vocabulary as llguidance reads one."""
+
+    bos_token_id = None
+
+    def __init__(self, own: Vocabulary):
+        self.tokens = [b"" if text is None else text for text in own.tokens]
+        self.special_token_ids = [token for token, text in enumerate(own.tokens) if text is None]
+        self.eos_token_id, self._encode = own.eos[0], own.tokenizer.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
+
+
+def _first(error: str) -> str:
+    return " ".join(error.split())[:120]
+
+
+def _guidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ValueError("grammars need the package llguidance: pip install 'specjax[constrain]'") from error
+    return llguidance

@@ -1,0 +1,144 @@
+"""What a user writes for a constraint, and the table that it becomes."""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.constrain.grammar import Grammar, opened
+from specjax.constrain.regular import automaton, escaped
+from specjax.constrain.schema import expression
+from specjax.constrain.table import Table, shown
+from specjax.constrain.tokens import table_of
+from specjax.constrain.vocabulary import Vocabulary
+
+KINDS = {"json": dict, "regex": str, "choice": list, "grammar": (str, dict)}
+"""The kinds of constraints, and the type of each as a value in JSON or Python."""
+
+
+def read(value: Any) -> Any:
+    """The canonical form of what a user gives: a line, or what was compiled as it is; the empty line is no constraint.
+
+    Args:
+      value: a line such as `"choice:yes|no"`; an object with one entry, such as `{"choice": ["yes", "no"]}`, whose value
+        is a schema, an expression, a list of texts or a grammar; or a table or grammar that `compiled` has made.
+
+    Raises:
+      ValueError, TypeError: for anything else.
+
+    >>> read({"json": {"type": "integer"}})
+    'json:{"type": "integer"}'
+    """
+    if isinstance(value, Table | Grammar):
+        return value
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((kind, own),) = value.items()
+        if not isinstance(own, KINDS.get(kind, ())):
+            raise TypeError("not such an object")
+        return f"{kind}:{own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)}"
+    if value is None or isinstance(value, (str, tuple, list)) and not value:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError("not a line")
+    kind, found, own = value.partition(":")
+    if kind not in KINDS or not found or not own:
+        raise ValueError("no such line")
+    return value
+
+
+def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Table | Grammar:
+    """The table of a constraint for a model's tokens, or its grammar. Equal constraints are compiled once.
+
+    Args:
+      value: see `read`.
+      vocabulary: the model's.
+      room: the most tokens of a text; None: not known.
+
+    Raises:
+      ValueError: one line that says what cannot be followed.
+    """
+    line = read(value)
+    vocabulary.check()
+    if isinstance(line, Grammar) or isinstance(line, str) and line.startswith("grammar:"):
+        return _grammar(line, vocabulary)
+    table = line if isinstance(line, Table) else _compiled(line, _pattern(line), vocabulary)
+    if len(table.classes) != vocabulary.size:
+        raise ValueError(
+            f"{shown(table.line)}: its table is of {len(table.classes)} tokens, and {vocabulary.name} has {vocabulary.size}"
+        )
+    if room is not None and table.distance[0] > room:
+        raise ValueError(
+            f"{shown(table.line)}: its shortest text has {table.distance[0]} tokens, and the limit is {room}: raise "
+            "max_new_tokens"
+        )
+    return table
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(line: str, pattern: str, vocabulary: Vocabulary) -> Table:
+    return table_of(automaton(pattern, line), vocabulary, line)
+
+
+def _grammar(given: Any, vocabulary: Vocabulary) -> Grammar:
+    line = given if isinstance(given, str) else given.line
+    if vocabulary.meshed:
+        raise ValueError(f"{shown(line)}: a grammar is followed on the host of one device: leave the mesh out")
+    own = given if isinstance(given, Grammar) else _opened(line, _text(line.partition(":")[2], "grammar"), vocabulary)
+    if own.vocabulary != vocabulary:
+        raise ValueError(f"{shown(line)}: it was made for another model's tokens: give its line")
+    return own
+
+
+_opened = functools.lru_cache(maxsize=64)(opened)
+
+
+def _text(own: str, what: str) -> str:
+    """A schema, a grammar's first rule or several lines as they are; otherwise the text of a file."""
+    if "\n" in own or own.lstrip().startswith(("{", "start:")):
+        return own
+    try:
+        return Path(own).read_text()
+    except OSError as error:
+        raise ValueError(f"the {what} {own} cannot be read ({error.strerror})") from error
+
+
+def _pattern(line: str) -> str:
+    """The regular expression of a line."""
+    kind, _, own = line.partition(":")
+    if kind == "regex":
+        return own
+    if kind == "choice":
+        texts = _texts(own)
+        if not all(texts):
+            raise ValueError(f"{shown(line)}: a choice is empty: leave it out")
+        return "|".join(map(escaped, texts))
+    try:
+        return expression(_schema(own))
+    except ValueError as error:
+        raise ValueError(f"{shown(line)}: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{shown(line)}: the schema nests too much") from error
+
+
+def _texts(own: str) -> list[str]:
+    """The texts of a choice: with `|` between them, or as a list in JSON."""
+    if own.startswith("["):
+        try:
+            found = json.loads(own)
+        except ValueError:
+            return own.split("|")
+        if found and isinstance(found, list) and all(isinstance(text, str) for text in found):
+            return found
+    return own.split("|")
+
+
+def _schema(own: str) -> Any:
+    """A schema from its text, or from a file."""
+    text = own.strip()
+    if text not in ("true", "false"):
+        text = _text(own, "schema")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the schema is not JSON: {error}") from error

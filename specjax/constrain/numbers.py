@@ -1,0 +1,82 @@
+"""Ranges of numbers as regular expressions over their usual digits."""
+
+import math
+
+FRACTION = r"(?:\.[0-9]+)?"
+"""Digits after the point, or none."""
+
+
+def integers(low: float | None, high: float | None) -> str | None:
+    """The integers from `low` to `high`, both included; None stands for no bound, and as a result for no integer."""
+    least, most = None if low is None else math.ceil(low), None if high is None else math.floor(high)
+    if least is not None and most is not None and least > most:
+        return None
+    parts = []
+    if most is None or most >= 0:
+        parts.append(_naturals(max(least or 0, 0), most))
+    if least is None or least < 0:
+        parts.append(f"-(?:{_naturals(1 if most is None or most >= 0 else -most, None if least is None else -least)})")
+    return "|".join(parts)
+
+
+def numbers(low: int | None, high: int | None, above: bool, below: bool) -> str | None:
+    """The decimal numbers between two integers, without exponents; None for none.
+
+    Args:
+      low: the least; None: no bound.
+      high: the largest; None: no bound.
+      above: whether `low` itself is left out.
+      below: whether `high` itself is left out.
+    """
+    parts = []
+    if high is None or high > 0 or high == 0 and not below:
+        positive = low is None or low < 0
+        parts.append(_decimals(0 if positive else low or 0, high, not positive and above, below))
+    if low is None or low < 0:
+        negative = high is None or high > 0
+        own = _decimals(0 if negative else -(high or 0), None if low is None else -low, not negative and below, above)
+        parts.append(f"-(?:{own})" if own else None)
+    found = [part for part in parts if part]
+    return "|".join(found) or None
+
+
+def _decimals(low: int, high: int | None, above: bool, below: bool) -> str | None:
+    """The numbers between two natural ones."""
+    if high is not None and (low > high or low == high and (above or below)):
+        return None
+    parts, first = [], low + above
+    if above and (high is None or low < high):
+        parts.append(rf"{low}\.[0-9]*[1-9][0-9]*")
+    if high is None or first < high:
+        parts.append(f"(?:{_naturals(first, None if high is None else high - 1)}){FRACTION}")
+    if high is not None and not below:
+        parts.append(rf"{high}(?:\.0+)?")
+    return "|".join(parts) or None
+
+
+def _naturals(low: int, high: int | None) -> str:
+    """The natural numbers from `low` to `high`, both included, without leading zeros."""
+    width = len(str(low))
+    if high is None:
+        return "|".join([*_same_width(str(low), "9" * width), f"[1-9][0-9]{{{width},}}"])
+    parts = []
+    while width < len(str(high)):
+        parts += _same_width(str(low), "9" * width)
+        low, width = 10**width, width + 1
+    return "|".join(parts + _same_width(str(low), str(high)))
+
+
+def _same_width(low: str, high: str) -> list[str]:
+    """Expressions for the numbers between two of equally many digits."""
+    if not low:
+        return [""]
+    rest = len(low) - 1
+    if low[0] == high[0]:
+        return [f"{low[0]}(?:{'|'.join(_same_width(low[1:], high[1:]))})" if rest else low[0]]
+    if low[1:] == "0" * rest and high[1:] == "9" * rest:
+        return [f"[{low[0]}-{high[0]}]" + (f"[0-9]{{{rest}}}" if rest else "")]
+    first, last = int(low[0]), int(high[0])
+    parts = [f"{first}(?:{'|'.join(_same_width(low[1:], '9' * rest))})"]
+    if last - first > 1:
+        parts.append(f"[{first + 1}-{last - 1}][0-9]{{{rest}}}")
+    return [*parts, f"{last}(?:{'|'.join(_same_width('0' * rest, high[1:]))})"]

@@ -20,6 +20,7 @@ WARPED: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.8, "top_h": 0.5, "xtc_probability": 0.5, "frequency_penalty": 0.3, "dry_multiplier": 0.8},
     {"temperature": 0.7, "mirostat": 2, "logit_bias": [[28, -2.0]], "bad_words_ids": [[2837]]},
     {"momentum_alpha": 0.2, "min_new_tokens": 20, "suppress_tokens": [30], "begin_suppress_tokens": [30]},
+    {"temperature": 0.8, "constraint": "regex:[A-Z][a-z, ]+\\."},
 )
 """Options of one call, a prompt each: every warper there is."""
 
@@ -63,14 +64,15 @@ def rasd(target: Model, draft: Model, folder: str) -> Any:
 
 
 DRAFTERS = (
-    "prompt_lookup", "token_recycling", "stand", "lookahead", "rest:datastore={datastore}", "swift", "del", "small_cache",
+    "prompt_lookup", "suffix", "sam", "ngram_mod", "forced", "token_recycling", "stand", "jacobi", "lookahead",
+    "rest:datastore={datastore}", "swift", "del", "small_cache",
     "prompt_lookup+token_recycling", "draft:model={draft}", "draft:model={draft},rule=goodput",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
     "diffuspec:model=tiny-diffusion", "draft:model=tiny-draft",
 )  # fmt: skip
 VERIFIERS = {
-    "typical": GREEDY, "ears": GREEDY, "fly": "keeps another token where it is unsure", "lantern": "keeps near tokens",
-    "reflective": "asks the model about the draft", "reverse": "keeps what is possible", "judge": "has a trained head",
+    "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
+    "lantern": "keeps near tokens", "reflective": "asks the model about the draft", "reverse": "keeps what is possible", "judge": "has a trained head",
 }  # fmt: skip
 """Lossy ones, with drafts that are looked up."""
 EXACT = (

@@ -97,8 +97,8 @@ class NgramMod(Drafter):
         return ladder(self.nodes)
 
     def init(self, params, batch, capacity):
-        zero = jnp.zeros((1,), jnp.int32)
-        return Hashes(jnp.full((self.slots,), -1, jnp.int32), zero, zero, jnp.zeros((batch,), jnp.int32))
+        none = lambda size: jnp.zeros((size,), jnp.int32)
+        return Hashes(jnp.full((self.slots,), -1, jnp.int32), none(1), none(1), none(batch))
 
     def axes(self, draft):
         names: tuple[Any, ...] = (None,), (None,), (None,), ("batch",)

@@ -130,18 +130,20 @@ class Suffix(Drafter):
         return dataclasses.replace(self, vocab_size=target.vocab_size)
 
     def init(self, params, batch, capacity):
-        nothing = jnp.zeros((batch,), jnp.int32)
+        if not self.pieces:
+            return None
         pieces = jnp.full((self.pieces, self.piece + 1), -1, jnp.int32)
-        if self.filled and self.pieces:
+        if self.filled:
             tokens = params["draft"]["tokens"][-self.pieces * self.piece :].astype(jnp.int32)
             tokens = jnp.pad(tokens, (0, -len(tokens) % self.piece), constant_values=-1)
             tokens = jnp.where(tokens < (self.vocab_size or 0), tokens, -1).reshape(-1, self.piece)
             pieces = pieces.at[self.pieces - len(tokens) :, : self.piece].set(tokens)  # the newest
-        return Outputs(pieces, jnp.zeros((1,), jnp.int32), nothing, nothing)
+        nothing = lambda: jnp.zeros((batch,), jnp.int32)
+        return Outputs(pieces, jnp.zeros((1,), jnp.int32), nothing(), nothing())
 
     def axes(self, draft):
         names: tuple[Any, ...] = (None, None), (None,), ("batch",), ("batch",)
-        return Outputs(*names)
+        return Outputs(*names) if self.pieces else None
 
     def propose(self, params, draft, view, sampler):
         text, end, _ = readable(view)

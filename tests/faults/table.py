@@ -119,8 +119,8 @@ FAULTS = {
     "neighbour's text": Fault(
         "a drafter copies from the text of another row",
         "specjax/draft/prompt_lookup.py",
-        "copied = jnp.take_along_axis(text, source, axis=1)",
-        "copied = jnp.take_along_axis(jnp.roll(text, 1, axis=0), source, axis=1)",
+        "jnp.take_along_axis(text, at, axis=1)",
+        "jnp.take_along_axis(jnp.roll(text, 1, axis=0), at, axis=1)",
         _of(DRAFTERS, "test_a_row_does_not_depend_on_those_beside_it[prompt_lookup]"),
     ),
     "padding": Fault(

@@ -72,7 +72,8 @@ DRAFTERS = (
 )  # fmt: skip
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
-    "lantern": "keeps near tokens", "reflective": "asks the model about the draft", "reverse": "keeps what is possible", "judge": "has a trained head",
+    "lantern": "keeps near tokens", "reflective": "asks the model about the draft",
+    "reverse": "keeps what is possible", "judge": "has a trained head",
 }  # fmt: skip
 """Lossy ones, with drafts that are looked up."""
 EXACT = (

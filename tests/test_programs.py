@@ -177,5 +177,5 @@ def test_a_second_start_compiles_nothing_and_an_import_keeps_nothing(tmp_path):
     words = "-m", "specjax", "generate", "--model", "tiny-draft", "--max-new-tokens", "4", "def f("
     first, second = run(*words), run(*words)
     assert first.stdout == second.stdout
-    hits = lambda done: set(re.findall("cache hit for '(jit_run_program|jit__lambda)'", done.stderr))
-    assert (hits(first), hits(second)) == (set(), {"jit_run_program", "jit__lambda"})
+    hits = lambda done: set(re.findall("cache hit for '(jit_run_program|jit_insert_program)'", done.stderr))
+    assert (hits(first), hits(second)) == (set(), {"jit_run_program", "jit_insert_program"})

@@ -57,8 +57,7 @@ def generate(
         an array `[S, F]` of features, and records hold the decoder's text.
       decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`,
         `"threshold:threshold=0.9,cache=dual"`; None: with a drafter, or by the policy of a diffusion model.
-      drafter: an alternative to `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a
-        drafter and its parameters.
+      drafter: in place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or it and its parameters.
       sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
       temperature: 0 is greedy; this and the next six options take precedence over `sampling`.
       top_k: keeps the k likeliest tokens; 0 is off.

@@ -183,7 +183,7 @@ class Warper(abc.ABC):
       carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
       text.
       walks: whether a state has an int32 for it, which every drawn token moves on (`moved`); it begins at 0 with the new
-        text. Unlike a sum, it depends on no scores.
+      text. Unlike a sum, it depends on no scores.
     """
 
     about: ClassVar[Named] = None

@@ -65,6 +65,8 @@ def view_of(texts):
 
 def state_of(drafter, outputs):
     state = drafter.init({}, B, L)
+    if state is None:  # without pieces there is none
+        return None
     pieces = np.array(state.pieces)
     for piece, output in zip(pieces, outputs, strict=True):
         piece[: len(output)] = output

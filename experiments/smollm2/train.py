@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "specjax" / "models" / "pretrained" / "heads"
 TEXTS = HERE / "texts.jsonl.gz"
-"""3,281 conversations in which SmolLM2 asks and answers, 900,000 tokens: what `experiments.smollm2.data` wrote in a morning."""
+"""3,281 conversations in which SmolLM2 asks and answers, 900,438 tokens: what `experiments.smollm2.data` wrote."""
 SOURCES = ("answers-1.jsonl", "answers-2.jsonl")
 PARTS = ("train", "held-out")
 

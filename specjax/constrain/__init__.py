@@ -1,8 +1,8 @@
 """Constraints: languages that texts must belong to, as tables that tokens walk on the device (`specjax.warpers.constraint`)."""
 
 from specjax.constrain.grammar import Grammar
-from specjax.constrain.line import compiled, read
+from specjax.constrain.line import compiled, named_file, read
 from specjax.constrain.table import Table
 from specjax.constrain.vocabulary import Vocabulary
 
-__all__ = ["Grammar", "Table", "Vocabulary", "compiled", "read"]
+__all__ = ["Grammar", "Table", "Vocabulary", "compiled", "named_file", "read"]

@@ -5,6 +5,7 @@ when a draft is rejected.
 """
 
 import dataclasses
+import functools
 import threading
 from typing import Any
 
@@ -56,8 +57,7 @@ def opened(line: str, text: str, vocabulary: Vocabulary) -> Grammar:
     Raises:
       ValueError: if it is no grammar.
     """
-    guidance = _guidance()
-    tokenizer = guidance.LLTokenizer(guidance.TokenizerWrapper(_Listed(vocabulary)), eos_token=list(vocabulary.eos))
+    guidance, tokenizer = _guidance(), _tokenizer(vocabulary)
     if text.lstrip()[:1] == "{":
         grammar = _of_schema(guidance, line, text)
     else:
@@ -82,7 +82,8 @@ def masks(
 ) -> np.ndarray:
     """The tokens that may follow at every node, `[B, T, words]` int32: bit v % 32 of word v // 32 is token v.
 
-    All bits are set for rows without a grammar, and at nodes whose path leads out of it.
+    All bits are set for rows without a grammar, and at nodes whose path leads out of it. None is set at all nodes of a row
+    whose text the matcher cannot read.
 
     Args:
       handles: `[B]`, `Grammar.handle`, -1 for none.
@@ -99,6 +100,7 @@ def masks(
         for row in np.flatnonzero(np.asarray(handles) >= 0):
             matcher = _at(int(row), int(handles[row]), tokens[row, begin[row] : length[row]].tolist())
             if matcher is None:
+                out[row] = 0
                 continue
             for node, path in enumerate(paths[row]):
                 below = path[path >= 0].tolist()
@@ -137,6 +139,13 @@ class _Listed:
 
     def __call__(self, text: bytes | str) -> list[int]:
         return self._encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    """A vocabulary in llguidance's form, which all grammars for it share."""
+    guidance = _guidance()
+    return guidance.LLTokenizer(guidance.TokenizerWrapper(_Listed(vocabulary)), eos_token=list(vocabulary.eos))
 
 
 def _first(error: str) -> str:

@@ -47,6 +47,13 @@ def read(value: Any) -> Any:
     return value
 
 
+def named_file(value: Any) -> Path | None:
+    """The file that a line of a constraint names; None if there is none."""
+    kind, _, own = value.partition(":") if isinstance(value, str) else ("", "", "")
+    named = kind in ("json", "grammar") and not _is_text(own) and own.strip() not in ("true", "false")
+    return Path(own) if named and Path(own).is_file() else None
+
+
 def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Table | Grammar:
     """The table of a constraint for a model's tokens, or its grammar. Equal constraints are compiled once.
 
@@ -93,9 +100,14 @@ def _grammar(given: Any, vocabulary: Vocabulary) -> Grammar:
 _opened = functools.lru_cache(maxsize=64)(opened)
 
 
+def _is_text(own: str) -> bool:
+    """Whether it is a schema, a grammar's first rule or several lines, and not the name of a file."""
+    return "\n" in own or own.lstrip().startswith(("{", "start:"))
+
+
 def _text(own: str, what: str) -> str:
-    """A schema, a grammar's first rule or several lines as they are; otherwise the text of a file."""
-    if "\n" in own or own.lstrip().startswith(("{", "start:")):
+    """A schema or a grammar, as it is or from a file."""
+    if _is_text(own):
         return own
     try:
         return Path(own).read_text()

@@ -1,9 +1,8 @@
 """From a regular expression to a minimal automaton over bytes. The package outlines-core compiles it."""
 
-import ast
 import dataclasses
 import inspect
-import re
+import marshal
 import subprocess
 import sys
 from typing import Any
@@ -21,9 +20,7 @@ END = "\U0010ffff"
 matters; outlines-core (0.2.14) forgets some of these: of `(ab)*` it makes an index of the empty text.
 """
 SECONDS = 20
-"""For which a counted expression may be compiled."""
-COUNTED = re.compile(r"\)\{[0-9]*,?(?:[4-9]|[1-9][0-9]+)\}")
-"""A group that is repeated more than three times."""
+"""For which an expression may be compiled."""
 _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
 
 
@@ -76,17 +73,23 @@ def automaton(pattern: str, line: str) -> Automaton:
 def _index(pattern: str, line: str) -> Any:
     """The steps by byte of each state, the first state and those that accept.
 
-    Counted groups may take outlines-core any time, so these are compiled in a process of their own, for `SECONDS`.
+    Some expressions take outlines-core any time: its states double with each further `(a|b)` after `(a|b)*a`. So it runs in a
+    process of its own, for at most `SECONDS`. Such a process starts in some 30 ms.
     """
-    program = [sys.executable, "-c", _PROGRAM]
-    if not COUNTED.search(pattern):
-        said = compile_index(pattern)
-    else:
-        try:
-            done = subprocess.run(program, input=pattern.encode(), capture_output=True, timeout=SECONDS, check=True)
-        except subprocess.TimeoutExpired as error:
-            raise ValueError(f"{shown(line)}: it takes longer than {SECONDS} seconds to compile: count less") from error
-        said = ast.literal_eval(done.stdout.decode())
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM], input=pattern.encode(), capture_output=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"{shown(line)}: it takes longer than {SECONDS} seconds to compile: count less, or leave alternatives out"
+        ) from error
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
+            f"its compiler ended with {done.returncode}"
+        ]
+        raise ValueError(f"{shown(line)}: the expression cannot be compiled: {why[0]}")
+    said = marshal.loads(done.stdout)
     if isinstance(said, str):
         why = "it matches no text" if "incompatible" in said else " ".join(said.split())
         raise ValueError(f"{shown(line)}: the expression cannot be compiled: {why}")
@@ -104,11 +107,10 @@ def compile_index(pattern: str) -> Any:
     return index.get_transitions(), index.get_initial_state(), index.get_final_states()
 
 
-_PROGRAM = (
-    f"import sys\n{inspect.getsource(compile_index)}\nprint(compile_index(sys.stdin.buffer.read().decode()))".replace(
-        " -> Any", ""
-    )
-)
+_SOURCE = inspect.getsource(compile_index).replace(" -> Any", "")
+_PROGRAM = f"""import marshal, sys
+{_SOURCE}
+sys.stdout.buffer.write(marshal.dumps(compile_index(sys.stdin.buffer.read().decode())))"""
 
 
 def _without_end(following: np.ndarray, ended: np.ndarray) -> Automaton:
@@ -172,7 +174,7 @@ def check_size(pattern: str, line: str) -> None:
             end = pattern.find("}", at)
             counts = pattern[at + 1 : end].split(",") if end > 0 else []
             most = max([int(count) for count in counts if count.isdigit()], default=1)
-            sizes[-1] += last * (most - 1)
+            sizes[-1] += last * (most - 1) if most <= MOST_STATES else MOST_ATOMS + 1
             last *= most
             at = (end if counts else at) + 1
             continue

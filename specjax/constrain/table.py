@@ -78,6 +78,7 @@ class Table:
         allowed = (tokens != NONE) & (rows[np.arange(len(rows)), own[np.maximum(tokens, 0)]] != NONE)
         only = (rows == ended).sum(axis=1) == (rows != NONE).sum(axis=1)
         guesses = np.where(allowed, tokens, np.where(only & (len(eos) > 0), eos[0] if eos else NONE, NONE))
+        guesses[-1] = NONE  # a text that has ended drafts nothing
         given = (rows, own, np.append(distance[kept], 0), guesses)
         arrays = [np.ascontiguousarray(each, np.int32) for each in given]
         digest = hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()[:16]

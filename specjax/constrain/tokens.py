@@ -10,7 +10,7 @@ from specjax.constrain.table import NONE, Table, shown
 from specjax.constrain.vocabulary import Vocabulary
 
 MOST_ENTRIES = 1 << 22
-"""Entries of a table, states times classes; 16 MiB for a row."""
+"""Entries of a table, states times classes: 16 MiB for a row, and up to four times that once both are rounded up."""
 LONGEST = 32
 """Bytes of a guessed token."""
 STATES = 32

@@ -19,7 +19,7 @@ from specjax.models.param_axes import head_shardings
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
-from specjax.tree import Children, Extra, Tree
+from specjax.tree import Children, Extra, OfTopology, Topology, Tree
 from specjax.verify.base import Verdict
 
 if TYPE_CHECKING:  # imported only when it is needed
@@ -346,6 +346,30 @@ def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
 def ladder(nodes: int) -> tuple[int, ...]:
     """Rungs for trees with valid nodes first: the root alone, a quarter of the nodes, half of them, and all of them."""
     return tuple(sorted({1, -(-nodes // 4), -(-nodes // 2), nodes}))
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainDrafter(OfTopology, Drafter):
+    """A drafter of one chain.
+
+    Attributes:
+      length: how many tokens it proposes, at most.
+    """
+
+    length: int = 1
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.chain(self.length)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return ladder(self.nodes)
+
+    def chain(self, view: View, tokens: Array, draft: Any) -> Proposal:
+        """The proposal of these tokens `[B, length]`, up to the first that is -1."""
+        tokens = jnp.concatenate([view.root[:, None], tokens], axis=1)
+        return Proposal(Tree.of(self.topology, tokens, tokens >= 0), draft)
 
 
 @dataclasses.dataclass(frozen=True)

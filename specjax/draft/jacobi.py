@@ -13,7 +13,7 @@ from specjax.draft.base import Drafter, Proposal
 from specjax.draft.prompt_lookup import copied
 from specjax.lm import Wants
 from specjax.sampling.noise import CHILDREN, keys_at
-from specjax.tree import Topology, Tree
+from specjax.tree import OfTopology, Topology, Tree
 
 Array = jax.Array
 
@@ -40,7 +40,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Jacobi(Drafter):
+class Jacobi(OfTopology, Drafter):
     """A chain of the target's own draws in its last pass over a window of W tokens; no parameters.
 
     A pass gives the target's distribution at every slot, after the tokens that stood before it. If n tokens of the
@@ -84,12 +84,8 @@ class Jacobi(Drafter):
             )
 
     @property
-    def nodes(self) -> int:
-        return self.length + 1
-
-    @property
-    def depth(self) -> int:
-        return self.length
+    def topology(self) -> Topology:
+        return Topology.chain(self.length)
 
     @property
     def children(self):
@@ -111,6 +107,9 @@ class Jacobi(Drafter):
         logits = jnp.zeros((batch, self.length, self.vocab_size)) if self.keep_q else None
         return Window(jnp.full((batch, self.length), -1, jnp.int32), jnp.zeros((batch,), jnp.int32), logits)
 
+    def axes(self, draft):
+        return Window(("batch", None), ("batch",), None if draft.logits is None else ("batch", None, "vocab"))
+
     def propose(self, params, draft, view, sampler):
         slots = jnp.arange(self.length)[None]
         drawn, log_q = (draft.tokens, None) if draft.logits is None else self._drawn(draft, sampler)
@@ -120,9 +119,7 @@ class Jacobi(Drafter):
             log_q = jnp.where(kept[:, :, None], log_q, self._of_fills(window, sampler))
             log_q = jnp.pad(log_q, ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
         tokens = jnp.concatenate([view.root[:, None], window], axis=1)
-        tree = Tree.of(
-            Topology.chain(self.length), tokens, jnp.ones(tokens.shape, bool), log_q=log_q, children=self.children
-        )
+        tree = Tree.of(self.topology, tokens, jnp.ones(tokens.shape, bool), log_q=log_q, children=self.children)
         return Proposal(tree, dataclasses.replace(draft, tokens=window))
 
     def _drawn(self, draft, sampler):

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
-from specjax.tree import Topology, Tree
+from specjax.draft.base import ChainDrafter
 
 Array = jax.Array
 
@@ -36,16 +35,18 @@ class Hashes:
       used: `[1]` int32, how many slots are not empty.
       low: `[1]` int32, how many steps in a row had little accepted.
       read: `[B]` int32, n-grams of each row's text that are in the table.
+      chain: `[B, length]` int32, each row's last draft, -1 from its end on.
     """
 
     entries: Array
     used: Array
     low: Array
     read: Array
+    chain: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramMod(Drafter):
+class NgramMod(ChainDrafter):
     """A chain of look-ups: the token that followed the last n tokens, then that after the last n with it, and so on.
 
     The table has no keys, so a slot that another n-gram wrote is believed. The rows share it; of several writes in
@@ -81,27 +82,16 @@ class NgramMod(Drafter):
             raise ValueError(f"ngram_mod needs a power of two as slots, at most 2^30, got {self.slots}")
 
     @property
-    def nodes(self) -> int:
-        return self.length + 1
-
-    @property
-    def depth(self) -> int:
-        return self.length
-
-    @property
     def alone(self) -> bool:
         return False
 
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        return ladder(self.nodes)
-
     def init(self, params, batch, capacity):
         none = lambda size: jnp.zeros((size,), jnp.int32)
-        return Hashes(jnp.full((self.slots,), -1, jnp.int32), none(1), none(1), none(batch))
+        empty = lambda *shape: jnp.full(shape, -1, jnp.int32)
+        return Hashes(empty(self.slots), none(1), none(1), none(batch), empty(batch, self.length))
 
     def axes(self, draft):
-        names: tuple[Any, ...] = (None,), (None,), (None,), ("batch",)
+        names: tuple[Any, ...] = (None,), (None,), (None,), ("batch",), ("batch", None)
         return Hashes(*names)
 
     def encode(self, params, draft, source, tokens):
@@ -127,8 +117,8 @@ class NgramMod(Drafter):
 
         found = jax.lax.scan(one, (window, view.length >= self.ngram), None, self.length)[1].T
         enough = (found >= 0).sum(axis=1) >= self.min_length
-        tokens = jnp.concatenate([view.root[:, None], jnp.where(enough[:, None], found, -1)], axis=1)
-        return Proposal(Tree.of(Topology.chain(self.length), tokens, tokens >= 0), draft)
+        found = jnp.where(enough[:, None], found, -1)
+        return self.chain(view, found, dataclasses.replace(draft, chain=found))
 
     def _up_to(self, draft, view):
         """The state after every live row's text is learnt."""
@@ -146,9 +136,11 @@ class NgramMod(Drafter):
         return jax.lax.while_loop(lambda draft: jnp.any(behind(draft)), some, draft)
 
     def observe(self, params, draft, proposal, output, verdict):
-        live = verdict.committed > 0
-        drafted = jnp.where(live, proposal.tree.valid.sum(axis=1) - 1, 0).sum()
-        accepted = jnp.where(live, verdict.accepted, 0).sum()
+        width = min(self.length, verdict.emitted.shape[1])
+        own = jnp.where((verdict.committed > 0)[:, None], draft.chain[:, :width], -1)
+        drafted = (own >= 0).sum()
+        written = jnp.arange(width)[None] < verdict.committed[:, None]
+        accepted = jnp.cumprod((own == verdict.emitted[:, :width]) & (own >= 0) & written, axis=1).sum()
         low = jnp.where(accepted < LOW * drafted, draft.low + 1, jnp.where(drafted > 0, 0, draft.low))
         return dataclasses.replace(draft, low=low)
 
@@ -177,9 +169,9 @@ def learnt(hashes: Hashes, grams: Array, real: Array) -> Hashes:
     """
     slots = hashes.entries.shape[0]
     slot = jnp.where(real, index(grams[..., :-1], slots), slots).reshape(-1)
-    value, order = grams[..., -1].reshape(-1), jnp.arange(slot.shape[0])
-    again = (slot[:, None] == slot[None]) & (order[:, None] < order[None])
-    last = ~again.any(axis=1) & (slot < slots)
+    by = jnp.argsort(slot, stable=True)
+    slot, value = slot[by], grams[..., -1].reshape(-1)[by]
+    last = (slot != jnp.append(slot[1:], slots)) & (slot < slots)
     fresh = last & (hashes.entries.at[slot].get(mode="clip") < 0)
     entries = hashes.entries.at[jnp.where(last, slot, slots)].set(value, mode="drop")
     return dataclasses.replace(hashes, entries=entries, used=hashes.used + fresh.sum(dtype=jnp.int32))
@@ -188,4 +180,5 @@ def learnt(hashes: Hashes, grams: Array, real: Array) -> Hashes:
 def cleared(hashes: Hashes) -> Hashes:
     """An empty table, into which all texts are to be learnt again."""
     zero = jnp.zeros_like(hashes.used)
-    return Hashes(jnp.full_like(hashes.entries, -1), zero, zero, jnp.zeros_like(hashes.read))
+    entries, read = jnp.full_like(hashes.entries, -1), jnp.zeros_like(hashes.read)
+    return dataclasses.replace(hashes, entries=entries, used=zero, low=zero, read=read)

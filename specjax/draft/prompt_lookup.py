@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, View, ladder
-from specjax.tree import Topology, Tree
+from specjax.draft.base import ChainDrafter, View
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup(Drafter):
+class PromptLookup(ChainDrafter):
     """A chain copied from the row's own text; no parameters, no state.
 
     Attributes:
@@ -38,24 +37,11 @@ class PromptLookup(Drafter):
         if self.length < 1 or not 1 <= self.min_ngram <= self.ngram or not self.factor >= 1:
             raise ValueError(f"prompt_lookup needs length >= 1, 1 <= min_ngram <= ngram and factor >= 1, got {self}")
 
-    @property
-    def nodes(self) -> int:
-        return self.length + 1
-
-    @property
-    def depth(self) -> int:
-        return self.length
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        return ladder(self.nodes)
-
     def propose(self, params, draft, view, sampler):
         found, matched = copied(view, self.length, self.ngram, self.min_ngram)
-        tokens = jnp.concatenate([view.root[:, None], found], axis=1)
         allowed = jnp.floor(self.factor * matched.astype(jnp.float32)).astype(jnp.int32)
-        valid = (jnp.arange(self.nodes)[None] <= allowed[:, None]) & (jnp.cumsum(tokens < 0, axis=1) == 0)
-        return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
+        found = jnp.where(jnp.arange(self.length)[None] < allowed[:, None], found, -1)
+        return self.chain(view, found, draft)
 
 
 def copied(view: View, length: int, ngram: int, min_ngram: int) -> tuple[Array, Array]:

@@ -7,16 +7,15 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.draft.datastore import SPAN
 from specjax.draft.prompt_lookup import readable
 from specjax.draft.rest import continuations, last_tokens
 from specjax.draft.suffix import likeliest, runs_of
-from specjax.tree import Topology, Tree
+from specjax.draft.texts import TextsDrafter
 
 
 @dataclasses.dataclass(frozen=True)
-class Sam(Drafter):
+class Sam(TextsDrafter):
     """A chain that copies what followed the longest suffix that occurred before; no trained parameters.
 
     Of several places in the row's own text the first one counts, as in the paper's suffix automaton. A copy that
@@ -35,7 +34,6 @@ class Sam(Drafter):
       factor: how many tokens to propose for each token of the match.
       bias: how many tokens longer the text's match counts.
       matches: how many places in the datastore are counted; if there are more, this many at even distances.
-      filled: whether `params["draft"]` is a datastore.
     """
 
     about = About(
@@ -53,34 +51,12 @@ class Sam(Drafter):
     factor: float = 2.0
     bias: int = 2
     matches: int = 16
-    filled: bool = dataclasses.field(default=False, kw_only=True)
-    vocab_size: int | None = dataclasses.field(default=None, kw_only=True)
-    """Filled in from the target."""
 
     def __post_init__(self):
         if not (1 <= self.min_match <= self.span <= SPAN and min(self.length, self.matches) >= 1 and self.factor > 0):
             raise ValueError(
                 f"sam needs 1 <= min_match <= span <= {SPAN}, length, matches >= 1 and factor > 0, got {self}"
             )
-
-    @property
-    def nodes(self) -> int:
-        return self.length + 1
-
-    @property
-    def depth(self) -> int:
-        return self.length
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        return ladder(self.nodes)
-
-    @property
-    def needs_params(self) -> bool:
-        return self.filled
-
-    def bind(self, target):
-        return dataclasses.replace(self, vocab_size=target.vocab_size)
 
     def propose(self, params, draft, view, sampler):
         text, end, _ = readable(view)
@@ -97,8 +73,6 @@ class Sam(Drafter):
             theirs, _ = likeliest(theirs, found, jnp.full((1,), self.length), 0.0, jnp.zeros_like(match))
             better = longer - self.bias > match
             copied, match = jnp.where(better[:, None], theirs, copied), jnp.where(better, longer, match)
-        tokens = jnp.concatenate([view.root[:, None], copied], axis=1)
         allowed = jnp.floor(self.factor * match.astype(jnp.float32)).astype(jnp.int32)
         allowed = jnp.where(match >= self.min_match, allowed, 0)
-        valid = (jnp.arange(self.nodes)[None] <= allowed[:, None]) & (jnp.cumsum(tokens < 0, axis=1) == 0)
-        return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
+        return self.chain(view, jnp.where(jnp.arange(self.length)[None] < allowed[:, None], copied, -1), draft)

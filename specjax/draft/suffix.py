@@ -6,15 +6,16 @@ In the shape descriptions `G` denotes places to copy from, `R` matches, `M` leng
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.draft.prompt_lookup import readable
-from specjax.tree import Topology, Tree
+from specjax.draft.rest import last_tokens
+from specjax.draft.texts import TextsDrafter
 
 Array = jax.Array
 
@@ -41,7 +42,7 @@ class Outputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Suffix(Drafter):
+class Suffix(TextsDrafter):
     """A chain of the likeliest continuation of some suffix of the text; no parameters.
 
     Each suffix of m tokens has been followed by some tokens before. A draft is the way along their most frequent
@@ -49,8 +50,8 @@ class Suffix(Drafter):
     the suffix occurred. At most `factor * m + offset` tokens are drafted. Of all m the draft with the largest sum of
     chances wins, and on a tie the longer match. That sum is the expected number of accepted tokens.
 
-    There are two places to look: the row's own prompt and text, and what all rows have written, earlier prompts of the
-    same job among them. The better draft wins, and on a tie the row's own.
+    There are two places to look: the row's own prompt and text, and what all rows have written, the answers
+    to earlier prompts of the same job among them. The better draft wins, and on a tie the row's own.
 
     The suffix trees of the paper are not built: their counts are those of the matches, which a scan finds. The scan
     keeps the `matches` longest matches in each place, the newest of equals. So counts are the paper's as long as
@@ -59,7 +60,7 @@ class Suffix(Drafter):
 
     What rows have written is kept in pieces, the oldest of which gives way; a match does not cross pieces. Sharing
     changes speed, never text. Without pieces a row depends on no other, and `rejection` can judge it. Pieces may begin
-    with the texts of earlier jobs, a datastore's (`specjax datastore build`).
+    with the texts of earlier jobs, the last ones of a datastore (`specjax datastore build`).
 
     Attributes:
       length: K, how many tokens to propose, at most.
@@ -70,8 +71,6 @@ class Suffix(Drafter):
       matches: R.
       pieces: P; 0 for no shared memory.
       piece: C.
-      filled: whether `params["draft"]` is a datastore (`specjax.draft.datastore.build`), whose last texts fill pieces at
-        the start.
     """
 
     about = About(
@@ -91,47 +90,31 @@ class Suffix(Drafter):
     matches: int = 16
     pieces: int = 256
     piece: int = 128
-    filled: bool = dataclasses.field(default=False, kw_only=True)
-    vocab_size: int | None = dataclasses.field(default=None, kw_only=True)
-    """Filled in from the target."""
 
     def __post_init__(self):
-        if min(self.length, self.matches) < 1 or self.span < 2 or self.factor < 0 or not 0 <= self.min_prob <= 1:
+        numbers = self.factor >= 0 and math.isfinite(self.offset) and 0 <= self.min_prob <= 1
+        if min(self.length, self.matches) < 1 or self.span < 2 or not numbers:
             raise ValueError(
-                f"suffix needs length, matches >= 1, span >= 2, factor >= 0 and min_prob in [0, 1], got {self}"
+                f"suffix needs length, matches >= 1, span >= 2, factor >= 0, a finite offset and min_prob in [0, 1], got {self}"
             )
-        if self.pieces < 0 or self.piece <= self.length or self.pieces * (self.piece + 1) * self.span > MOST:
+        if self.filled and not self.pieces:
+            raise ValueError("suffix keeps a datastore's texts in pieces: leave pieces=0 or the datastore out")
+        small = self.pieces and self.piece <= self.length
+        if self.pieces < 0 or small or self.pieces * (self.piece + 1) * self.span > MOST:
             raise ValueError(
                 f"suffix needs pieces >= 0 of more than {self.length} tokens, and at most {MOST // self.span} tokens in "
                 f"all, got {self.pieces} of {self.piece}"
             )
 
     @property
-    def nodes(self) -> int:
-        return self.length + 1
-
-    @property
-    def depth(self) -> int:
-        return self.length
-
-    @property
     def alone(self) -> bool:
         return not self.pieces
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        return ladder(self.nodes)
-
-    @property
-    def needs_params(self) -> bool:
-        return self.filled
-
-    def bind(self, target):
-        return dataclasses.replace(self, vocab_size=target.vocab_size)
 
     def init(self, params, batch, capacity):
         if not self.pieces:
             return None
+        if self.pieces < batch:
+            raise ValueError(f"suffix keeps {self.pieces} pieces for {batch} rows: give it at least one for each, or 0")
         pieces = jnp.full((self.pieces, self.piece + 1), -1, jnp.int32)
         if self.filled:
             tokens = params["draft"]["tokens"][-self.pieces * self.piece :].astype(jnp.int32)
@@ -165,15 +148,12 @@ class Suffix(Drafter):
         tokens, chances = (x.reshape(len(places), rows, -1) for x in (tokens, chances))
         best = jnp.argmax(chances.sum(axis=2), axis=0)[None, :, None]  # on a tie the row's own
         tokens, chances = (jnp.take_along_axis(x, best, axis=0)[0] for x in (tokens, chances))
-        valid = jnp.pad(chances > 0, ((0, 0), (1, 0)), constant_values=True)
-        tokens = jnp.concatenate([view.root[:, None], tokens], axis=1)
-        return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
+        return self.chain(view, jnp.where(chances > 0, tokens, -1), draft)
 
     def _recent(self, view):
         """The last `span - 1` tokens of each row `[B, M]`, the last one first; -1 where no match may reach."""
-        back = 1 + jnp.arange(self.span - 1)[None]
-        last = jnp.take_along_axis(view.tokens, jnp.maximum(view.length[:, None] - back, 0), axis=1)
-        return jnp.where(back < view.length[:, None], last, -1)
+        recent = last_tokens(view, self.span - 1)
+        return jnp.where(jnp.arange(self.span - 1)[None] < view.length[:, None] - 1, recent, -1)
 
     def _matches(self, text, runs, newer):
         """The longest matches in one place to look, the newest of equals.
@@ -259,6 +239,7 @@ def likeliest(tokens: Array, run: Array, allowed: Array, min_prob: float, more: 
 def appended(outputs: Outputs, tokens: Array, count: Array) -> Outputs:
     """The texts after every row wrote `count` `[B]` of its `tokens` `[B, T]`, at most a piece of them."""
     size, width = outputs.pieces.shape[0], outputs.pieces.shape[1] - 1
+    count = jnp.minimum(count, width)  # a drafter beside it may be deeper
     had = -(-outputs.written // width)
     new = -(-(outputs.written + count) // width) > had
     turn = (outputs.head + jnp.cumsum(new) - new) % size

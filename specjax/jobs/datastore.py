@@ -1,4 +1,4 @@
-"""`specjax datastore build`: builds a retrieval datastore for `--drafter rest` from text files."""
+"""`specjax datastore build`: builds a retrieval datastore for the drafters `rest`, `suffix` and `sam` from text files."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ def read(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
 def _records(lines: str) -> list[str]:
     """The new texts of a job's records; lines that are none are one text, as they stand."""
     try:
-        found = [json.loads(line).get("text") for line in lines.splitlines() if line.strip()]
+        found = [json.loads(line).get("text") for line in lines.split("\n") if line.strip()]
     except (ValueError, AttributeError):
         return [lines]
     return [text for text in found if isinstance(text, str) and text.strip()] or [lines]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from specjax import models
+from specjax.constrain import named_file
 from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
@@ -100,12 +101,16 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
     every |= generation.defaults(engine.model) | given_options
     rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
+    lines = [line.options.get("constraint") for line in given if isinstance(line, jsonl.Line)]
+    files = {
+        str(file): hash_json(file.read_text()) for line in (every["constraint"], *lines) if (file := named_file(line))
+    }
     run = ("num_return_sequences", "logprobs", "suffix", "prompt_logprobs")
     return {
         "version": 2,
         "model": _model(engine),
         "decoding": {"decode": options.decode, "drafter": options.drafter} | flags,
-        "folders": named_folders([options.decode, options.drafter]),
+        "folders": named_folders([options.decode, options.drafter]) | files,
         "sampling": {name: every[name] for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
         | {"stop": list(given_options.get("stop", ())), "ignore_eos": given_options.get("ignore_eos", False)}

@@ -227,6 +227,13 @@ class Engine:
             raise ValueError(
                 f"{self._how} may write tokens that a {strict[0]} forbids: leave {strict[0]} out, or decode otherwise"
             )
+        forcing = [
+            name for name in ("forced_bos_token_id", "forced_eos_token_id") if is_set(name, getattr(request, name))
+        ]
+        if strict and forcing:
+            raise ValueError(
+                f"{forcing[0]} forces a token that a {strict[0]} may forbid: set it to -1, or leave {strict[0]} out"
+            )
         own, room = self.model, min(request.max_new_tokens, self.max_length - len(request.ids))
         eos = () if request.ignore_eos else tuple(own.eos_ids)
         return made(request, Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None), room)

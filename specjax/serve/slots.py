@@ -19,7 +19,7 @@ from specjax.decoder import Decoder, Needs
 from specjax.lm import Source
 from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
-from specjax.sampling_params import USUAL, Form, SamplingArrays, in_use
+from specjax.sampling_params import USUAL, Form, SamplingArrays, is_set
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
 from specjax.serve.text_reader import power_of_two
@@ -466,7 +466,9 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
 def _undrawn(request: Request, count: int) -> str:
     """Why there was no token to draw after so many."""
     said = f"the model's logits were not finite (NaN or infinite) after {count} new tokens"
-    removing = [each.switches[0] for each in WARPERS if each.of_logits and in_use(each, request)]
+    removing = [
+        name for each in WARPERS if each.removes for name in each.switches if is_set(name, getattr(request, name))
+    ]
     return f"{said}, or {' and '.join(removing)} left no token" if removing else said
 
 

@@ -25,6 +25,7 @@ class SuppressTokens(Warper):
 
     about = About("suppress_tokens", "removes tokens", "transformers", "same text")
     of_logits = True
+    removes = True
 
     suppress_tokens: tuple[int, ...] = listing("tokens that are never drawn, such as [198, 628]", "a list of token ids")
 
@@ -64,6 +65,7 @@ class BadWordsIds(Warper):
 
     about = About("bad_words_ids", "removes tokens that would complete given sequences", "transformers", "same text")
     of_logits = True
+    removes = True
     reads_text = True
 
     bad_words_ids: tuple[tuple[int, ...], ...] = listing(
@@ -107,6 +109,7 @@ class MinLength(Warper):
         ),
     )
     of_logits = True
+    removes = True
     reads_text = True
 
     min_length: int = parameter(

@@ -179,6 +179,8 @@ class Warper(abc.ABC):
       of_logits: whether it comes before the temperature and applies to greedy rows too; otherwise only to sampled rows.
       reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it.
       usual: whether every state has a column for it, used or not.
+      removes: whether it may leave no token at all.
+      reads_limit: whether it depends on where a text must end.
       chooses: whether its scores decide which token is taken, and belong to no distribution: for greedy rows alone.
       carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
       text.
@@ -190,6 +192,8 @@ class Warper(abc.ABC):
     of_logits: ClassVar[bool] = False
     reads_text: ClassVar[bool] = False
     usual: ClassVar[bool] = False
+    removes: ClassVar[bool] = False
+    reads_limit: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
     carries: ClassVar[bool] = False
     walks: ClassVar[bool] = False

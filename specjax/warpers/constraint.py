@@ -76,6 +76,8 @@ class Constraint(Warper):
     about = About("constraint", "writes only texts of a language", "arXiv:2307.09702", "same text")
     of_logits = True
     reads_text = True
+    removes = True
+    reads_limit = True
     walks = True
 
     constraint: Any = _field()
@@ -112,7 +114,8 @@ class Constraint(Warper):
         room = jnp.full_like(states, FAR) if text.limit is None else text.limit[:, None] - text.positions()
         ok = (far < room[..., None]) & (states != NONE)[..., None]
         # nothing goes on after a drafted token that is not allowed, and nobody asks: the scores stay finite there
-        ok = ok | ~ok.any(axis=-1, keepdims=True)
+        drafted = (text.below() >= 0).any(axis=-1)
+        ok = ok | (drafted & ~ok.any(axis=-1))[..., None]
         classes = table["classes"][:, None, : scores.shape[-1]]
         allowed = jnp.take_along_axis(ok, jnp.broadcast_to(classes, (*ok.shape[:2], classes.shape[-1])), axis=-1)
         return jnp.where(allowed, scores, -jnp.inf)

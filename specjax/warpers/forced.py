@@ -60,6 +60,8 @@ class Forced(Warper):
     )
     of_logits = True
     reads_text = True
+    removes = True
+    reads_limit = True
 
     forced_bos_token_id: int = _token("the token after a text of one token, such as a decoder's start")
     forced_eos_token_id: int = _token("the token at the last place before a text's limit")

@@ -1,6 +1,7 @@
 """The table of hashed n-grams: known slots, drafts as the oracle makes them, and when it is cleared."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -98,3 +99,17 @@ def test_fields():
     for bad in ({"length": 0}, {"min_length": 13}, {"ngram": 0}, {"slots": 1000}, {"slots": 0}):
         with pytest.raises(ValueError, match="ngram_mod needs"):
             NgramMod(**bad)
+
+
+def test_what_another_drafter_beside_it_drafts_does_not_count():
+    """Its own chain is compared with what was written, whatever else stood in the tree."""
+    drafter = NgramMod(3, ngram=1, slots=64)
+    state = dataclasses.replace(drafter.init({}, 3, 16), chain=jnp.asarray([[4, 5, -1], [4, 5, 6], [-1, -1, -1]]))
+    tree = Tree.of(Topology.from_counts("9 | 3x9"), jnp.ones((3, 37), jnp.int32), jnp.ones((3, 37), bool))
+    low = []
+    for emitted in ([4, 5, 9], [4, 8, 9], [7, 5, 9]):
+        verdict = SimpleNamespace(
+            emitted=jnp.tile(jnp.asarray(emitted), (3, 1)), committed=jnp.asarray([3, 3, 3]), accepted=jnp.zeros(3, int)
+        )
+        low.append(drafter.observe({}, state, SimpleNamespace(tree=tree), None, verdict).low.tolist())
+    assert low == [[0], [0], [1]]

@@ -203,3 +203,24 @@ def test_fields():
     specjax.speculative(TabularLM(4), Suffix(pieces=0), Rejection())
     with pytest.raises(ValueError, match="rows draft on their own"):
         specjax.speculative(TabularLM(4), Suffix(), Rejection())
+
+
+def test_what_it_cannot_keep_is_refused():
+    for fields, said in (
+        ({"pieces": 0, "filled": True}, "leave pieces=0 or the datastore out"),
+        ({"factor": float("nan")}, "suffix needs length"),
+        ({"offset": float("nan")}, "a finite offset"),
+        ({"pieces": 4, "piece": 12}, "of more than 12 tokens"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Suffix(**fields)
+    assert Suffix(200, pieces=0).init({}, 2, L) is None
+    with pytest.raises(ValueError, match="2 pieces for 3 rows"):
+        Suffix(3, pieces=2, piece=4).init({}, 3, L)
+
+
+def test_a_step_longer_than_a_piece_fills_one():
+    """A drafter beside it may be deeper; the piece then holds the beginning, in its order."""
+    state = Suffix(3, pieces=4, piece=4).init({}, 2, L)
+    state = appended(state, jnp.asarray([[5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6]]), jnp.asarray([6, 2]))
+    assert state.pieces.tolist()[:2] == [[5, 6, 7, 8, -1], [1, 2, -1, -1, -1]]

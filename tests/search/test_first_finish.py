@@ -88,3 +88,17 @@ def test_it_is_listed_and_for_texts_that_end(capsys):
     assert cli.main(["searches"]) == 0 and "\nfirst_finish" in capsys.readouterr().out
     with pytest.raises(ValueError, match="texts do not end one after the other"):
         specjax.generate("tiny-diffusion", ["a"], select="first_finish", num_return_sequences=2, temperature=1.0)
+
+
+@pytest.mark.parametrize("batch_size", (8, pytest.param(3, marks=pytest.mark.slow)))
+def test_limits_on_which_texts_depend_stay(toy, batch_size):
+    """A token is forced at a text's last place, and not where it could still be the shortest."""
+    asked = {"sampling": specjax.Sampling(forced_eos_token_id=7, **OPTIONS), "num_return_sequences": COUNT}
+    records = specjax.generate(toy, PROMPTS, drafter="none", progress=False, **asked)
+    got = specjax.generate(
+        toy, PROMPTS, drafter="none", select="first_finish", batch_size=batch_size, progress=False, **asked
+    )
+    for taken, at in zip(got, range(0, len(records), COUNT), strict=True):
+        own = records[at : at + COUNT]
+        assert {record.finish_reason for record in own} == {"eos"}
+        assert (taken.tokens, taken.chosen) == (own[shortest(own)].tokens, shortest(own))

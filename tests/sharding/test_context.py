@@ -16,7 +16,7 @@ from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import fit, hlo
 from specjax.sharding import make_mesh
-from specjax.speculative import prefill_width
+from specjax.speculative import PREFILL_WIDTHS, prefill_columns, prefill_width
 
 MESHES = {
     "context=8": "none",
@@ -89,6 +89,21 @@ def test_layers_with_kv_heads_of_their_own_lie_as_the_kernels_take_them():
 def test_a_split_chunk_is_as_wide_for_every_device():
     assert [prefill_width(n, 4) for n in (1, 65, 66, 1025, 9999)] == [64, 64, 128, 1024, 1024]
     assert [prefill_width(n) for n in (1, 17, 18, 257, 9999)] == [16, 16, 32, 256, 256]
+
+
+def test_chunks_leave_little_padding_and_their_number_is_a_power_of_two():
+    """As few chunks as of the widest, each with less than a step of padding; what a buffer cannot hold is not rounded up."""
+    for length in range(2, 3000, 7):
+        width = prefill_width(length)
+        chunks = -(-(length - 1) // width)
+        assert chunks == -(-(length - 1) // PREFILL_WIDTHS[-1])
+        assert length < 130 or chunks * width - (length - 1) < 32 * chunks
+        for begin in (1, min(9, length - 1)):
+            columns = prefill_columns(length, width, 1 << 20, begin)
+            count, rest = divmod(columns - begin, width)
+            assert rest == 0 and count.bit_count() == 1 and count // 2 * width < length - begin <= count * width
+            exact = prefill_columns(length, width, length, begin)
+            assert length <= exact < length + width
 
 
 @pytest.mark.slow

@@ -181,14 +181,16 @@ def read_head(
         raise ModelError(f"{folder / 'config.json'}: {name} has no field {unknown[0]!r}")
     try:
         drafter: Any = kind(**{**fields, **chosen}).bind(target.lm)
-        params = _read(title, folder, drafter, target) if params is None else params
+        anew = [f"{key}={value}" for key, value in chosen.items() if fields.get(key) != value and key != "expander"]
+        asked = f"{title} with {', '.join(anew)}" if anew else title
+        params = _read(asked, folder, drafter, target) if params is None else params
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
-    if isinstance(drafter, Trained):
-        params = drafter.completed(params, target.params)
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: np.asarray(x).astype(_kind(path, x, target.dtype)), params
     )
+    if isinstance(drafter, Trained):
+        params = drafter.completed(params, target.params)
     for note in notes:
         _LOG.info("%s %s", title, note)
     params = jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))

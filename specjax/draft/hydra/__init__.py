@@ -19,6 +19,7 @@ class Hydra(Medusa):
     `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`, `shortcut_bias`} from `(i + 2) E`
     to `E`, `blocks`: [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}. It has `ids` `[U]` if the heads know
     fewer tokens than the target, and `prefix` with `prefix_layer`. A head's first residual block takes the wide input.
+    Without `own_head`, `kernel` is shared, as Medusa's is.
 
     Attributes:
       prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.

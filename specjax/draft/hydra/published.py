@@ -33,7 +33,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         layer = reader.layer(f"{at}.layers.0", own, own.hidden_size)
         layer["attention_norm"] = reader.scale(f"{at}.layers.0.input_layernorm", size)
         params["prefix"] = {"layer": layer, "norm": reader.scale(f"{at}.norm", size)}
-    return {"heads": heads, "layers": layers, "prefix_layer": prefix}, params
+    return {"heads": heads, "layers": layers, "own_head": True, "prefix_layer": prefix}, params
 
 
 def _hydra_head(reader: Reader, i: int, layers: int, size: int, vocab: int) -> dict[str, Any]:

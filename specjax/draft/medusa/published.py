@@ -24,7 +24,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         }
         for i in range(heads)
     ]
-    return {"heads": heads, "layers": layers}, {"heads": made}
+    return {"heads": heads, "layers": layers, "own_head": True}, {"heads": made}
 
 
 def _take_apart(reader: Reader, target: Any) -> None:

@@ -57,7 +57,7 @@ def main() -> None:
     folder, config = options.folder, tomllib.loads(options.config.read_text())
     target, shared = ("--target", config["target"]), config["options"]
     split(folder, config["held_out"])
-    read = {"batch-size": shared["batch-size"], "length": shared["length"]}
+    read = {"batch-size": config["batch-size"], "length": config["length"]}
     for part in PARTS:
         text, features = folder / f"{part}.jsonl", folder / f"features-{part}"
         run("capture", config["capture"], *target, "--data", text, "--output", features, *flags(read))
@@ -66,8 +66,9 @@ def main() -> None:
         line, output = own.pop("line", name), folder / name
         more = ["--resume"] if output.exists() else []
         rows = "--features", folder / "features-train", "--held-out", folder / "features-held-out"
-        of_rows = {key: value for key, value in {**shared, **own}.items() if key != "length"}
-        run("train", line, *target, "--output", output, *rows, *flags(of_rows), *more)
+        if "draft-config" in own:
+            own["draft-config"] = HERE / own["draft-config"]
+        run("train", line, *target, "--output", output, *rows, *flags({**shared, **own}), *more)
         place = options.export / f"{config['target']}-{name}"
         place.mkdir(parents=True, exist_ok=True)
         for file in ("config.json", "model.safetensors"):

@@ -200,8 +200,14 @@ def padded(draft: Any, target: Any) -> Any:
 
 def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     from specjax import models
+    from specjax.draft.heads.compact_folder import compact_folder, load_compact
 
-    draft = companion(stored.found(target), target, mesh)
+    found = stored.found(target)
+    folder = compact_folder(found)
+    if folder is not None:
+        lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
+        return stored.kind(lm, **stored.fields).bind(target.lm), params
+    draft = companion(found, target, mesh)
     if draft.masked is not None:
         raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
     if isinstance(draft.lm, models.LlamaLM):

@@ -10,9 +10,9 @@ from specjax.bench import order, parallel_run, profile, spec_run, tree
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.peers import PEERS
+from specjax.bench.peers import PEERS, peers_of
 from specjax.bench.prompts import prompts_of, read_input
-from specjax.bench.run import Contestant, Ours, measure, progress, summarise
+from specjax.bench.run import Contestant, Ours, Theirs, measure, progress, summarise
 from specjax.jobs import jsonl
 from specjax.models import DEFAULT_MODEL
 from specjax.serve.options import check_least
@@ -50,7 +50,7 @@ def check_suite(options: BenchOptions) -> None:
         "parallel": ("input", "answers", "ignore_eos", *plots, *peers),
         "order": ("tasks", "answers", "ignore_eos", *peers),
         "profile": ("answers", "peer", "ignore_eos"),
-        "spec": ("tasks", "peer", "ignore_eos", *plots),
+        "spec": ("tasks", "ignore_eos", *plots),
         "tree": ("answers", *plots, *peers),
         "speed": ("answers",),
     }[options.suite]
@@ -66,10 +66,7 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
     Raises:
       ValueError: on unusable options or prompts.
     """
-    asked = list(dict.fromkeys(name for word in options.peer for name in word.split(",")))
-    unknown = [name for name in asked if name not in PEERS]
-    if unknown:
-        raise ValueError(f"unknown peer {unknown[0]!r}; choose {', '.join(PEERS)}")
+    asked = peers_of(options)
     if options.plot:
         check_plot(options.plot)
     lines = read_input(options)
@@ -83,9 +80,10 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
         for name, own in of_engines.items()
     }
     peers: dict[str, tuple[str, str]] = {}
+    longest = max(len(request.ids) + request.max_new_tokens for request in requests)
     for peer in asked:
-        for mode, contestant in PEERS[peer](options, engines, requests).items():
-            contestants[f"{peer} {mode}"] = contestant
+        for mode, model in PEERS[peer](options, engines, longest).items():
+            contestants[f"{peer} {mode}"] = Theirs(model, requests, options.batch_size)
             peers[f"{peer} {mode}"] = (peer, mode)
     drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
     about = (

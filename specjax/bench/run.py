@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from specjax.serve.record_bar import bar_fits
@@ -79,6 +79,28 @@ class Ours:
     def _run(self, requests):
         own = [dataclasses.replace(request, ignore_eos=self.ignore_eos) for request in requests]
         return list(self.engine.run(own, batch_size=self.batch_size, capacity=self.capacity))
+
+
+class Peer(Protocol):
+    """Another library's model. `complete` returns the new token ids of every request, with the id that ended it."""
+
+    def complete(self, requests: Sequence[Any]) -> list[list[int]]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Theirs:
+    """One peer and its requests."""
+
+    peer: Peer
+    requests: list[Any]
+    batch_size: int
+
+    def warm(self) -> None:
+        self.peer.complete([dataclasses.replace(r, max_new_tokens=4) for r in self.requests[: self.batch_size]])
+
+    def lap(self) -> Lap:
+        began = time.perf_counter()
+        return Lap(self.peer.complete(self.requests), time.perf_counter() - began)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Turn:
 
     Attributes:
       text: the written text.
-      steps: the number of target passes.
+      steps: the number of target passes; 0 if unknown, as a peer's are.
       new_tokens: the number of new tokens.
       seconds: wall time; rows decoded together have equal shares.
       accepted: how many steps wrote 1, 2, 3 ... tokens.
@@ -101,13 +101,13 @@ class Measure:
 
     Attributes:
       questions: the number of questions.
-      mean_accepted: tokens per target pass, over all passes (MAT; plain decoding has 1).
+      mean_accepted: tokens per target pass, over all passes (MAT; plain decoding has 1); None if passes are unknown.
       tokens_per_second: tokens over seconds, averaged over questions.
       speedup: the speed relative to plain decoding.
     """
 
     questions: int
-    mean_accepted: float
+    mean_accepted: float | None
     tokens_per_second: float
     speedup: float
 
@@ -120,7 +120,7 @@ def measure(rounds: Sequence[Sequence[Answer]], plain: Sequence[Sequence[Answer]
         own, base = ([_of(name, answers) for answers in each] for each in (rounds, plain))
         if own[0]:
             speed, other = (statistics.fmean(map(_speed, each)) for each in (own, base))
-            found[name] = Measure(len(own[0]), round(_accepted(own[0]), 4), round(speed, 2), round(speed / other, 4))
+            found[name] = Measure(len(own[0]), _accepted(own[0]), round(speed, 2), round(speed / other, 4))
     return found
 
 
@@ -144,9 +144,10 @@ def _speed(answers: Sequence[Answer]) -> float:
     return statistics.fmean(ratios)
 
 
-def _accepted(answers: Sequence[Answer]) -> float:
+def _accepted(answers: Sequence[Answer]) -> float | None:
     turns = [turn for answer in answers for turn in answer.turns]
-    return sum(turn.new_tokens for turn in turns) / max(sum(turn.steps for turn in turns), 1)
+    steps = sum(turn.steps for turn in turns)
+    return round(sum(turn.new_tokens for turn in turns) / steps, 4) if steps else None
 
 
 def answer_lines(answers: Sequence[Answer], model: str, now: Callable[[], float]) -> Iterable[str]:

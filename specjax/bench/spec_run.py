@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import jax
 from specjax.bench import spec
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.run import progress
+from specjax.bench.peers import PEERS, peers_of
+from specjax.bench.run import Peer, progress
 from specjax.bench.spec import Answer, Question, Turn
 from specjax.jobs import jsonl
 from specjax.serve.sampling import check_options
+from specjax.serve.watch import text_of
 from specjax.terminal import bad_input, note, write
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -32,23 +34,31 @@ class Compilations:
         self.count += event == _COMPILED
 
 
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a peer wrote after one prompt, with the fields of our own records that a turn has."""
+
+    text: str
+    new_tokens: int
+    steps: int = 0
+    accepted: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass
 class Contestant:
-    """An engine that answers turn by turn.
+    """A decoder or a peer that answers turn by turn.
 
     Attributes:
-      engine: a `specjax.serve.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`, which reads the turns.
       options: the options of every turn.
-      batch_size: rows decoded together.
-      capacity: text buffer slots, the same for all turns.
+      complete: decodes requests together; returns a record for each.
       compilations: the process's.
       compile_seconds: compile time within turns; such turns were decoded again.
     """
 
     engine: Any
     options: dict[str, Any]
-    batch_size: int
-    capacity: int
+    complete: Callable[[list[Any]], Sequence[Any]]
     compilations: Compilations
     compile_seconds: float = 0.0
 
@@ -75,7 +85,7 @@ class Contestant:
                     said[i] = [*messages, {"role": "assistant", "content": text}]
         return [Answer(question, tuple(own)) for question, own in zip(questions, turns, strict=True)]
 
-    def _timed(self, requests: list[Any]) -> tuple[list[Any], float]:
+    def _timed(self, requests: list[Any]) -> tuple[Sequence[Any], float]:
         before = self.compilations.count
         records, seconds = self._run(requests)
         if self.compilations.count > before:
@@ -84,10 +94,25 @@ class Contestant:
             seconds = again
         return records, seconds
 
-    def _run(self, requests: list[Any]) -> tuple[list[Any], float]:
+    def _run(self, requests: list[Any]) -> tuple[Sequence[Any], float]:
         began = time.perf_counter()
-        records = list(self.engine.run(requests, batch_size=self.batch_size, capacity=self.capacity))
+        records = self.complete(requests)
         return records, time.perf_counter() - began
+
+
+def ours(engine: Any, options: BenchOptions, capacity: int) -> Callable[[list[Any]], list[Any]]:
+    """How an engine completes requests, in a text buffer of `capacity` slots for all turns."""
+    return lambda requests: list(engine.run(requests, batch_size=options.batch_size, capacity=capacity))
+
+
+def theirs(engine: Any, peer: Peer) -> Callable[[list[Any]], list[Written]]:
+    """How a peer completes requests that `engine` made, and whose text it decodes."""
+
+    def complete(requests: list[Any]) -> list[Written]:
+        rows = zip(requests, peer.complete(requests), strict=True)
+        return [Written(text_of(engine.model.tokenizer, request, ids) or "", len(ids)) for request, ids in rows]
+
+    return complete
 
 
 def as_prompt(messages: list[dict[str, str]], engine: Any) -> Any:
@@ -103,10 +128,11 @@ def command(options: BenchOptions) -> int:
         if options.input is None:
             raise ValueError("bench spec needs Spec-Bench's questions: give --input question.jsonl")
         check_options(options.of_prompts)
+        named = peers_of(options)
         questions = spec.read(options.input, options.samples)
         folder = _folder(options.answers)
         engines, skipped = engines_of(options)
-        contestants, questions = _contestants(options, engines, questions)
+        contestants, questions = _contestants(options, engines, questions, named)
     for reason in skipped:
         note(reason)
     rounds: dict[str, list[list[Answer]]] = {name: [] for name in contestants}
@@ -120,7 +146,7 @@ def command(options: BenchOptions) -> int:
                     advance(name)
             for name, answers in lap.items():
                 rounds[name].append(answers)
-    rows = _rows(contestants, rounds)
+    rows = _rows(contestants, rounds, bool(options.temperature))
     plain = next(iter(contestants.values()))
     about = f"Spec-Bench, {plain.engine.model.name}, {len(questions)} questions, at most {options.new_tokens} tokens a turn, "
     about += f"batch {options.batch_size}, mean of {options.repeats}"
@@ -146,9 +172,9 @@ def _folder(answers: str | None) -> Path | None:
 
 
 def _contestants(
-    options: BenchOptions, engines: dict[str, Any], questions: list[Question]
+    options: BenchOptions, engines: dict[str, Any], questions: list[Question], peers: Sequence[str]
 ) -> tuple[dict[str, Contestant], list[Question]]:
-    """The contestants, and the questions whose first turn leaves room for an answer."""
+    """The contestants, peers last, and the questions whose first turn leaves room for an answer."""
     plain = next(iter(engines.values()))
     if plain.model.tokenizer is None:
         raise ValueError(f"{plain.model.name} has no tokenizer, and questions are texts")
@@ -172,7 +198,12 @@ def _contestants(
     made = {}
     for name, engine in engines.items():
         capacity = -(-(min(needed, engine.max_length) + engine.decoder.slack) // 128) * 128
-        made[name] = Contestant(engine, options.of_prompts, options.batch_size, capacity, heard)
+        made[name] = Contestant(engine, options.of_prompts, ours(engine, options, capacity), heard)
+    short = plain.request(as_prompt([{"role": "user", "content": "Hello"}], plain), max_new_tokens=4)
+    for name in peers:
+        for mode, peer in PEERS[name](options, engines, min(needed, plain.max_length)).items():
+            peer.complete([short] * options.batch_size)  # its first call is slow
+            made[f"{name} {mode}"] = Contestant(plain, options.of_prompts, theirs(plain, peer), heard)
     return made, fitting
 
 
@@ -185,11 +216,15 @@ def _parts(questions: list[Question], size: int) -> list[list[Question]]:
     return parts
 
 
-def _rows(contestants: dict[str, Contestant], rounds: dict[str, list[list[Answer]]]) -> list[dict[str, Any]]:
+def _rows(
+    contestants: dict[str, Contestant], rounds: dict[str, list[list[Answer]]], drawn: bool
+) -> list[dict[str, Any]]:
+    """The rows of the table. The texts of peers are not compared where they draw other random numbers."""
     plain = next(iter(rounds.values()))
     rows = []
     for name, laps in rounds.items():
         measures = spec.measure(laps, plain)
+        foreign = drawn and not laps[0][0].turns[0].steps
         rows.append(
             {
                 "decoder": name,
@@ -197,7 +232,7 @@ def _rows(contestants: dict[str, Contestant], rounds: dict[str, list[list[Answer
                 "tasks": {task: dataclasses.asdict(own) for task, own in measures.items()},
                 "deviation": spec.deviation(laps),
                 "compile_seconds": round(contestants[name].compile_seconds, 2),
-                "identical_texts": min(spec.same_texts(lap, plain[0]) for lap in laps),
+                "identical_texts": None if foreign else min(spec.same_texts(lap, plain[0]) for lap in laps),
             }
         )
     return rows
@@ -218,10 +253,10 @@ def _table(rows: list[dict[str, Any]], title: str) -> None:
             row["decoder"],
             *(f"{row['tasks'][task]['speedup']:.2f}" for task in tasks),
             f"{overall['speedup']:.2f}",
-            f"{overall['mean_accepted']:.2f}",
+            "" if overall["mean_accepted"] is None else f"{overall['mean_accepted']:.2f}",
             f"{overall['tokens_per_second']:.1f} ± {row['deviation']:.1f}",
             f"{row['compile_seconds']:.0f} s",
-            f"{row['identical_texts']} of {overall['questions']}",
+            "" if row["identical_texts"] is None else f"{row['identical_texts']} of {overall['questions']}",
         )
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has no width limit

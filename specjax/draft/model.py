@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up
+from specjax.draft.head import params_dtype
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants, check_both_encode
@@ -60,16 +61,17 @@ class ModelDrafter(TreeDrafter):
                 "they must share one vocabulary (pick a draft with the target's tokenizer)"
             )
         check_both_encode(self.lm, target, "the draft model")
-        if self.expander.width > self.lm.vocab_size:
+        tokens = getattr(self.lm, "kept", self.lm.vocab_size)
+        if self.expander.width > tokens:
             raise ValueError(
-                f"the expander takes {self.expander.width} candidates per node and the draft model has only "
-                f"{self.lm.vocab_size} tokens"
+                f"the expander takes {self.expander.width} candidates per node and the draft model has only {tokens} tokens"
             )
         return self
 
     def init(self, params, batch, capacity):
-        dtype = jax.tree.leaves(params["draft"])[0].dtype
-        return ModelDraft(self.lm.init_cache(batch, capacity, dtype), jnp.zeros((batch,), jnp.int32))
+        return ModelDraft(
+            self.lm.init_cache(batch, capacity, params_dtype(params["draft"])), jnp.zeros((batch,), jnp.int32)
+        )
 
     def axes(self, draft):
         return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))

@@ -85,12 +85,9 @@ class Teacher:
         every = jax.lax.stop_gradient(self.unembed(grounds))
         if not self.ids:
             return Distribution(every, jnp.ones(every.shape[:-1], bool))
-        columns = np.asarray(self.ids, np.int32)
-        inside = np.zeros((every.shape[-1],), bool)
-        inside[columns] = True
-        logits = every[..., columns]
+        logits = every[..., np.asarray(self.ids, np.int32)]
         said = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
-        known = jnp.asarray(inside)[jnp.argmax(every, axis=-1)]
+        known = logits.max(axis=-1) == every.max(axis=-1)
         return Distribution(logits, known, jnp.maximum(-jnp.expm1(said), 0.0))
 
 
@@ -180,20 +177,24 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
     """At the places `[B, T]` of the target's distributions: `Distribution.known`, and every guess's loss, acceptance
     and agreement.
 
-    Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient.
+    Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient. The
+    target's over fewer tokens than it has are kept, since the product with all of its tokens would be most of the work.
     """
-    length = teacher.batch.tokens.shape[1]
-    inputs = teacher.grounds, [guess.aligned(length) for guess in guesses], teacher.labels
+    length, size = teacher.batch.tokens.shape[1], positions_at_a_time(teacher.batch)
+    grounds, dist_of = teacher.grounds, teacher.dist
+    if teacher.ids:
+        grounds, dist_of = chunked(teacher.dist, grounds, size), lambda dist: dist
+    inputs = grounds, [guess.aligned(length) for guess in guesses], teacher.labels
 
     def compare(inputs):
-        dist, every = teacher.dist(inputs[0]), []
+        dist, every = dist_of(inputs[0]), []
         for guess, own in zip(guesses, inputs[1], strict=True):
             q = guess.dist(own)
             kept = jax.lax.stop_gradient((acceptance(dist.logits, q, dist.outside), agreement(dist.logits, q)))
             every.append((divergence.numbers(dist.logits, q, dist.outside, inputs[2]), *kept))
         return dist.known, every
 
-    return chunked(compare, inputs, positions_at_a_time(teacher.batch))
+    return chunked(compare, inputs, size)
 
 
 def positions_at_a_time(batch: Batch) -> int:

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
 from specjax.objectives.base import Batch, Objective, of_target, read
 from specjax.objectives.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, Teacher, score
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.sharding import shardings
@@ -38,6 +40,7 @@ class Distill(Objective):
       prompt: the least number of tokens of the data's text that it continues; a row's own prompt is kept whole.
       keep: the share of tokens to train on, chosen by `select` against a reference draft.
       eos_ids: tokens that end a text that the draft writes.
+      ids: the tokens of a draft of few tokens (`specjax.draft.compact`); empty for one with all.
     """
 
     target: LM
@@ -48,6 +51,7 @@ class Distill(Objective):
     prompt: int = 16
     keep: float = 1.0
     eos_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def packed(self):
@@ -64,6 +68,8 @@ class Distill(Objective):
             raise ValueError(f"distill: temperature must be positive, got {self.temperature}")
         if self.prompt < 1:
             raise ValueError(f"distill: prompt must be at least 1 token, got {self.prompt}")
+        if self.ids and (self.on_policy or self.keep < 1):
+            raise ValueError("distill: on_policy and keep are for drafts with all tokens, without --draft-vocabulary")
 
     @property
     def reads(self):
@@ -81,16 +87,28 @@ class Distill(Objective):
         own = target_params[0] if self.keep < 1 else target_params
         return dataclasses.replace(self, on_policy=0.0, keep=1.0), own
 
+    def export(self, params):
+        return {**params, "ids": np.asarray(self.ids, np.int32)} if self.ids else params
+
     def loss(self, params, target_params, batch, key, mean=MEAN):
-        target_params, reference_params = target_params if self.keep < 1 else (target_params, None)
+        if self.keep < 1:
+            return self._loss_of_chosen(params, *target_params, self._data(params, batch, key), mean)
         batch = self._data(params, batch, key)
+        output = of_target(self.target, target_params, batch, Wants(final=True))
+        of_target_model = lambda final: self.target.unembed(target_params, final) / self.temperature
+        params = self.export(params)
+        final = read(self.draft, params, batch, Wants(final=True)).final[:, :-1]
+        of_draft = lambda final: self.draft.unembed(params, final) / self.temperature
+        teacher = Teacher(batch, output, of_target_model, self.ids)
+        loss, metrics = score(teacher, [Guess(final, of_draft, 0, 1.0)], self.divergence, mean)
+        return loss, {"agreement" if name == "agreement_1" else name: value for name, value in metrics.items()}
+
+    def _loss_of_chosen(self, params, target_params, reference_params, batch, mean):
         mask = batch.due(1)
         final = of_target(self.target, target_params, batch, Wants(final=True)).final
         target = self.target.unembed(target_params, final[:, :-1]) / self.temperature
         draft = self._logits(self.draft, params, batch)
-        chosen = mask
-        if self.keep < 1:
-            chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep, mean)
+        chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep, mean)
         metrics = {
             "acceptance": mean(acceptance(target, draft), mask),
             "agreement": mean(agreement(target, draft), mask),

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.companions import Stored
 from specjax.draft import ModelDrafter
+from specjax.draft.compact import CompactLM
+from specjax.draft.head import most_frequent
+from specjax.draft.heads.compact_folder import save_compact
 from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.sharding.distributed import is_first
@@ -20,8 +23,10 @@ from specjax.train.task import Make, Read, Task, check_length, check_masked, div
 
 
 def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
-    if options.draft_vocabulary is not None:
-        raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
+    if options.draft_vocabulary is not None and options.draft_config is None:
+        raise ValueError(
+            "--draft-vocabulary is for heads and new draft models (--draft-config): --draft has its tokens"
+        )
     if options.start is not None:
         raise ValueError("--start is for heads; a draft model starts from --draft")
     if target.masked is not None:
@@ -32,11 +37,15 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
     if (fields.get("keep", 1.0) < 1) != (options.reference is not None):
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
     full = dataclasses.replace(target, dtype="float32")  # small updates would be lost in the target's own type
+    ids: tuple[int, ...] = ()
     if options.draft is not None:
         drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm
     else:
-        lm = _shape(str(options.draft_config), target)
+        if options.draft_vocabulary is not None:
+            counts = read().counts(target.lm.vocab_size)
+            ids = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
+        lm = _shape(str(options.draft_config), target, len(ids))
         params = lm.init(jax.random.key(options.seed))
     check_length(options, lm)
     frozen = target.params
@@ -45,17 +54,22 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
         if reference.lm != lm:
             raise ValueError(f"--reference {options.reference!r} is not a model of the draft's shape")
         frozen = (target.params, reference_params)
-    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **divergence_of(options))
+    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, ids=ids, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
-        if is_first():
+        if ids:
+            save_compact(folder, lm, objective.export(params), target, options.save_dtype)
+        elif is_first():
             models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
 
 
-def _shape(file: str, target: Any) -> Any:
-    """The model of a config.json; by default, its vocabulary and positions are the target's."""
+def _shape(file: str, target: Any, kept: int = 0) -> Any:
+    """The model of a config.json; by default, its vocabulary and positions are the target's.
+
+    If tokens are `kept`, it has no others.
+    """
     from specjax.models import LlamaLM, hf_config
 
     try:
@@ -68,7 +82,14 @@ def _shape(file: str, target: Any) -> Any:
         raise ValueError(f"--draft-config {file!r} must hold a JSON object")
     config = target.lm.config
     shared = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
-    lm = LlamaLM(hf_config.from_hf({"model_type": "llama", "hidden_act": "silu"} | shared | given))
+    if kept and "vocab_size" in given:
+        raise ValueError(
+            f"--draft-config {file!r} has a vocab_size, and --draft-vocabulary says another: leave one out"
+        )
+    few = {"vocab_size": kept + 1} if kept else {}
+    lm: Any = LlamaLM(hf_config.from_hf({"model_type": "llama", "hidden_act": "silu"} | shared | given | few))
+    if kept:
+        lm = CompactLM(lm, vocab_size=config.vocab_size)
     return ModelDrafter(lm).bind(target.lm).lm
 
 

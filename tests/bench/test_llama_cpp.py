@@ -3,7 +3,6 @@
 import json
 import sys
 import types
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,8 +11,10 @@ from support.shapes import small
 
 from specjax import cli, models
 from specjax.bench.peers.with_llama_cpp import LlamaCppPeer, interleaved, write_gguf
+from specjax.bench.run import Theirs
 from specjax.models import LlamaLM
 from specjax.models.tensors import read_folder
+from specjax.serve.request import Request
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
 SHAPES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "tie_word_embeddings": True}}
@@ -94,10 +95,10 @@ def test_a_text_ends_at_its_end_or_its_length():
             self.fresh = False
             yield from (ids[-1] + i for i in range(1, 100))
 
-    requests = [SimpleNamespace(ids=(1, 2), max_new_tokens=3), SimpleNamespace(ids=(7,), max_new_tokens=9)]
-    peer = LlamaCppPeer(Llama(), requests, {"temp": 0.0}, eos=(10,))
-    peer.warm()
-    assert peer.lap().tokens == [[3, 4, 5], [8, 9, 10]]
+    requests = [Request("", (1, 2), max_new_tokens=3), Request("", (7,), max_new_tokens=9)]
+    theirs = Theirs(LlamaCppPeer(Llama(), {"temp": 0.0}, eos=(10,)), requests, 1)
+    theirs.warm()
+    assert theirs.lap().tokens == [[3, 4, 5], [8, 9, 10]]
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):

@@ -40,6 +40,11 @@ def test_a_line_that_is_no_question(tmp_path, line, message):
         spec.read(written(tmp_path / "question.jsonl", [line]), most=1)
 
 
+def test_a_peers_passes_are_unknown():
+    answers = [Answer(Question(0, "qa", ("x",)), (Turn("t", 0, 10, 1.0),))]
+    assert spec.measure([answers], [answers])["overall"] == spec.Measure(1, None, 10.0, 1.0)
+
+
 def test_measures():
     """Speed is a mean over questions of tokens over seconds; accepted tokens are over all passes."""
     of = lambda category, *turns: Answer(Question(0, category, ("x",)), tuple(Turn("t", *turn) for turn in turns))
@@ -65,17 +70,21 @@ def test_the_suite(tmp_path, capsys):
         tmp_path / "out",
         "--drafter",
         "prompt_lookup",
+        "--peer",
+        "transformers",
         "--repeats",
         1,
     ]
     assert cli.main([*map(str, words), "--max-new-tokens", "12", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    plain, lookup = report["rows"]
+    plain, lookup, greedy, looking = report["rows"]
     assert "3 questions, at most 12 tokens a turn, batch 1" in report["about"]
     assert [plain["decoder"], lookup["decoder"]] == ["none", "prompt_lookup"]
     assert list(plain["tasks"]) == ["mt_bench", "translation"] and plain["tasks"]["translation"]["questions"] == 2
     assert plain["overall"]["mean_accepted"] == plain["overall"]["speedup"] == 1.0 < lookup["overall"]["mean_accepted"]
-    assert lookup["identical_texts"] == 3 and plain["compile_seconds"] > 0
+    assert [row["decoder"] for row in (greedy, looking)] == ["transformers greedy", "transformers prompt_lookup"]
+    assert greedy["overall"]["mean_accepted"] is None and greedy["overall"]["tokens_per_second"] > 0
+    assert {row["identical_texts"] for row in report["rows"]} == {3} and plain["compile_seconds"] > 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "prompt_lookup.jsonl").read_text().splitlines()]
     assert [line["question_id"] for line in lines] == [81, 161, 162]
     (choice,) = lines[0]["choices"]
@@ -88,7 +97,7 @@ def test_what_cannot_be_run(tmp_path, capsys):
     file = str(written(tmp_path / "question.jsonl", QUESTIONS))
     for words, message in (
         (["spec"], "give --input question.jsonl"),
-        (["spec", "--input", file, "--peer", "transformers"], "--peer is not for the suite spec"),
+        (["spec", "--input", file, "--peer", "frob"], "unknown peer 'frob'; choose transformers"),
         (["spec", "--input", file, "--answers", file], "is a file: name a folder"),
         (["--answers", "out"], "--answers is not for the suite speed"),
     ):

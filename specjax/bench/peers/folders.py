@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax import models
+from specjax.draft.compact import CompactLM
 from specjax.draft.model import ModelDrafter
 from specjax.models.llama import LlamaLM
 from specjax.models.widening import untied
@@ -19,6 +20,8 @@ def target_folder(engine: Any, scratch: Path, widened: bool = False) -> Path:
 def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:
     """An engine's draft model and its parameters, if it has one of the Llama family."""
     drafter = getattr(engine.decoder, "drafter", None)
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, CompactLM):
+        return drafter.lm.whole(engine.params["draft"])
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, LlamaLM):
         return drafter.lm, engine.params["draft"]
     return None

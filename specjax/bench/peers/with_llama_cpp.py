@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import json
 import os
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from specjax.bench.options import BenchOptions
 from specjax.bench.peers.folders import draft_of, target_folder, written
-from specjax.bench.run import Lap
 from specjax.models.tensors import read_folder
+from specjax.terminal import note
 
 LOOKED_UP, DRAFTED = 10, 4
 """Tokens proposed by its prompt lookup (the default of its class), and by our wrapper of a draft model."""
@@ -23,6 +24,11 @@ SPARE = 64
 """Slots beyond the longest text, for proposals that reach beyond it."""
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 NEEDS = "--peer llama.cpp needs its packages: pip install 'specjax[peers]' (which builds llama.cpp, for some minutes)"
+
+CRASHES = (
+    "left out llama.cpp on {}: it dies there, as it does after a build with GCC 12.2, whose AMX code is wrong. "
+    'CXXFLAGS="-fno-tree-dse -fno-dse" pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python mends it'
+)
 
 
 def write_gguf(folder: Path, file: Path) -> None:
@@ -75,6 +81,12 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.close()
 
 
+def survives(file: Path) -> bool:
+    """Whether llama.cpp writes a token from a file, tried in a process of its own."""
+    code = "import sys, llama_cpp; next(llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False).generate([1, 2, 3]))"
+    return subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True).returncode == 0
+
+
 def interleaved(kernel: np.ndarray, heads: int) -> np.ndarray:
     """Rows `[H * D, E]` of a kernel, reordered from a rope over halves of a head to a rope over neighbours.
 
@@ -91,25 +103,19 @@ class LlamaCppPeer:
 
     Attributes:
       llama: the generating `llama_cpp.Llama`.
-      requests: the `ids` and `max_new_tokens` of each prompt.
       how: the sampler's settings.
       eos: ids that end a text.
       draft: the `llama_cpp.Llama` that drafts for it; None if none does.
     """
 
     llama: Any
-    requests: list[Any]
     how: Mapping[str, float]
     eos: tuple[int, ...] = ()
     draft: Any = None
 
-    def warm(self) -> None:
-        list(itertools.islice(self._complete(self.requests[0]), 4))
-
-    def lap(self) -> Lap:
-        began = time.perf_counter()
-        tokens = [list(itertools.islice(self._complete(r), r.max_new_tokens)) for r in self.requests]
-        return Lap(tokens, time.perf_counter() - began)
+    def complete(self, requests: Sequence[Any]) -> list[list[int]]:
+        """The new ids of requests with `ids` and `max_new_tokens`."""
+        return [list(itertools.islice(self._complete(r), r.max_new_tokens)) for r in requests]
 
     def _complete(self, request: Any) -> Iterator[int]:
         for llama in (self.llama, self.draft):  # else a prompt like the last one would be prefilled for free
@@ -121,10 +127,12 @@ class LlamaCppPeer:
                 return
 
 
-def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]) -> dict[str, LlamaCppPeer]:
-    """The contestants of llama.cpp by mode: plain, with the package's prompt lookup, and with a draft model.
+def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], longest: int) -> dict[str, LlamaCppPeer]:
+    """The contestants of llama.cpp by mode: plain, with the package's prompt lookup, with a draft model, and from the
+    model's own file, if it is a GGUF file.
 
-    The draft model is that of our first engine with one, in our own wrapper, since the package has none.
+    The draft model is that of our first engine with one, in our own wrapper, since the package has none. All but the last
+    read float32 weights.
 
     Raises:
       ValueError: if its packages are not installed, on a type other than float32, or on a model that it does not know.
@@ -138,17 +146,20 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
     except ImportError as error:
         raise ValueError(NEEDS) from error
 
-    slots = SPARE + max(len(r.ids) + r.max_new_tokens for r in requests)
+    slots = SPARE + longest
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+    def read(file: Path, drafts: Any = None) -> Any:
+        return Llama(
+            str(file), n_ctx=slots, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False,
+            seed=options.seed, draft_model=drafts, logits_all=drafts is not None,  # else only for a batch's rows
+        )  # fmt: skip
 
     def load(folder: Path, drafts: Any = None) -> Any:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "model.gguf"
             write_gguf(folder, file)
-            return Llama(
-                str(file), n_ctx=slots, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False,
-                seed=options.seed, draft_model=drafts, logits_all=drafts is not None,  # else only for a batch's rows
-            )  # fmt: skip
+            return read(file, drafts)
 
     class SecondLlama(LlamaDraftModel):
         """Drafts the model's greedy continuation; its cache keeps the text read so far until the next text."""
@@ -170,8 +181,14 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
         if draft is not None:
             second = load(written(*draft, Path(scratch) / "draft"))
             modes["draft (our wrapper)"] = (load(folder, SecondLlama(second)), second)
+    own = plain.model.path
+    if options.widen is None and own is not None and own.suffix == ".gguf":
+        if survives(own):
+            modes["greedy, the file as stored"] = (read(own), None)
+        else:
+            note(CRASHES.format(own.name))
     asked = plain.filled({"temperature": options.temperature or None})
     how = {"temp": asked.get("temperature", 0.0), "repeat_penalty": asked.get("repetition_penalty", 1.0)}
     how |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | {n: asked[n] for n in ("top_k", "top_p", "min_p") if n in asked}
     eos = () if options.ignore_eos else plain.model.eos_ids
-    return {mode: LlamaCppPeer(llama, requests, how, eos, second) for mode, (llama, second) in modes.items()}
+    return {mode: LlamaCppPeer(llama, how, eos, second) for mode, (llama, second) in modes.items()}

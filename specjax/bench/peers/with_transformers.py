@@ -2,14 +2,12 @@
 
 import dataclasses
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax.bench.options import BenchOptions
 from specjax.bench.peers.folders import draft_of, target_folder, written
-from specjax.bench.run import Lap
 
 LOOKED_UP = 10
 """Tokens that transformers' prompt lookup proposes."""
@@ -21,15 +19,13 @@ class TransformersPeer:
 
     Attributes:
       model: from `load`.
-      requests: the `ids` and `max_new_tokens` of each prompt.
       batch_size: rows of a batch.
       how: further arguments of `generate`.
-      seed: torch's seed, set before every round.
+      seed: torch's seed, set whenever it is asked.
       eos: ids that end a text.
     """
 
     model: Any
-    requests: list[Any]
     batch_size: int = 1
     how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
@@ -56,19 +52,15 @@ class TransformersPeer:
         model.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=pad)
         return model
 
-    def warm(self) -> None:
-        self._complete(self.requests[: self.batch_size], 4)
-
-    def lap(self) -> Lap:
+    def complete(self, requests: Sequence[Any]) -> list[list[int]]:
+        """The new ids of requests with `ids` and `max_new_tokens`, in batches of `batch_size`."""
         import torch
 
         torch.manual_seed(self.seed)
-        began = time.perf_counter()
-        parts = [self.requests[i : i + self.batch_size] for i in range(0, len(self.requests), self.batch_size)]
-        tokens = [row for part in parts for row in self._complete(part, max(r.max_new_tokens for r in part))]
-        return Lap(tokens, time.perf_counter() - began)
+        parts = [requests[i : i + self.batch_size] for i in range(0, len(requests), self.batch_size)]
+        return [row for part in parts for row in self._complete(part, max(r.max_new_tokens for r in part))]
 
-    def _complete(self, requests: list[Any], count: int) -> list[list[int]]:
+    def _complete(self, requests: Sequence[Any], count: int) -> list[list[int]]:
         import torch
 
         width = max(len(r.ids) for r in requests)
@@ -81,9 +73,7 @@ class TransformersPeer:
         return [ended(row[: request.max_new_tokens], self.eos) for row, request in rows]
 
 
-def transformers_peers(
-    options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]
-) -> dict[str, TransformersPeer]:
+def transformers_peers(options: BenchOptions, engines: Mapping[str, Any], longest: int) -> dict[str, TransformersPeer]:
     """The contestants of transformers by mode: plain and, at batch 1, with its prompt lookup and with an assistant
     model.
 
@@ -108,7 +98,7 @@ def transformers_peers(
     asked = plain.filled({"temperature": options.temperature or None})
     drawn = {"do_sample": True, "top_k": 0, "top_p": 1.0} if options.temperature else {}
     return {
-        mode: TransformersPeer(target, requests, options.batch_size, drawn | asked | how, options.seed, eos)
+        mode: TransformersPeer(target, options.batch_size, drawn | asked | how, options.seed, eos)
         for mode, how in modes.items()
     }
 

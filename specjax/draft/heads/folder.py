@@ -166,7 +166,7 @@ def read_head(
             raise ModelError(f"{title} is a head for {config['drafter']}, not for {name}")
         fields = an_object("fields", config.get("fields"))
         fields = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
-        _check_target(title, folder / "config.json", an_object("target", config.get("target")), target)
+        check_target(title, folder / "config.json", an_object("target", config.get("target")), target)
         params = None
         if chosen.get("mask", -1) != -1:
             raise ModelError(
@@ -235,7 +235,7 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
     return drafter, params if mesh is None else placed(params, drafter.param_shardings(mesh, params))
 
 
-def _check_target(title: str, file: Path, made_for: dict[str, Any], target: Any) -> None:
+def check_target(title: str, file: Path, made_for: dict[str, Any], target: Any) -> None:
     """Raises ModelError unless the head was made for this target; without weights, only the vocabulary is compared."""
     same = target.abstract or _is_same(target, made_for)
     if made_for.get("vocab_size") != target.lm.vocab_size or not same:
@@ -257,7 +257,16 @@ def _read(title: str, folder: Path, drafter: Trained, target: Any) -> Any:
     shapes = jax.eval_shape(drafter.init_params, key, target.params)
     if ids is not None:
         shapes = jax.eval_shape(lambda p, t: drafter.trimmed(p, t, ids)[1], shapes, target.params)
-    problems = []
+    return fitted(title, stored, shapes)
+
+
+def fitted(title: str, stored: dict[str, Any], shapes: Any) -> Any:
+    """Parameters of the given shapes from a folder's tensors by name, in the types in which they are stored.
+
+    Raises:
+      ModelError: naming tensors that are missing, misshapen or unknown.
+    """
+    stored, problems = dict(stored), []
 
     def find(path, leaf):
         own = _name(path)

@@ -492,17 +492,37 @@ def shipped_right() -> Iterator[tuple[str, ...]]:
 
 
 def shipped_heads() -> Iterator[tuple[str, ...]]:
-    """What is shipped beside the target: sizes, training, and tokens per step, greedy and at temperature 1."""
-    recipe = tomllib.loads((FOLDER.parent / "experiments/drafters/config.toml").read_text())["heads"]
-    figures = [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")]
+    """What is shipped beside the targets: sizes, training, and tokens per step, greedy and at temperature 1."""
+    recipes = {
+        target: tomllib.loads((FOLDER.parent / "experiments" / folder / "config.toml").read_text())["heads"]
+        for target, folder in (("tiny", "drafters"), ("smollm2", "smollm2"))
+    }
+    figures = {
+        "tiny": [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")],
+        "smollm2": [spec_bench(name) for name in ("one_row", "sampled")],
+    }
     yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"
     for folder in sorted(
         file.parent for file in (Path(models.__file__).parent / "pretrained/heads").glob("*/config.json")
     ):
         name = json.loads((folder / "config.json").read_text())["drafter"]
-        steps = str(recipe[name]["steps"]) if name in recipe else ""
-        found = (f"{column[name]:.2f}" if name in column else "" for column in figures)
+        target = folder.name.partition("-")[0]
+        steps = str(recipes[target][name]["steps"]) if name in recipes[target] else ""
+        found = (f"{column[name]:.2f}" if name in column else "" for column in figures[target])
         yield f"`{folder.name}`", _numbers(folder), _disk(folder), steps, *found
+
+
+def spec_bench(name: str) -> dict[str, float]:
+    """Tokens per step of our decoders in a run of Spec-Bench on SmolLM2."""
+    rows = report(f"smollm2/{name}.json")["rows"]
+    return {row["decoder"]: row["overall"]["mean_accepted"] for row in rows if row["overall"]["mean_accepted"]}
+
+
+def smollm2(name: str) -> Iterator[tuple[str, ...]]:
+    """A run of Spec-Bench on SmolLM2 over all tasks, as its page has it."""
+    from experiments.smollm2 import spec
+
+    return spec.overall(name)
 
 
 def _numbers(folder: Path) -> str:
@@ -551,6 +571,8 @@ TABLES = {
     "shipped": shipped,
     "shipped_right": shipped_right,
     "shipped_heads": shipped_heads,
+    "smollm2": lambda: smollm2("one_row"),
+    "smollm2_rows": lambda: smollm2("eight_rows"),
     **{f"survey_{kind}": functools.partial(survey, kind) for kind in SURVEY},
 }
 

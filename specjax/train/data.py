@@ -101,7 +101,8 @@ def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0, mesh: Any = N
       mesh: the mesh of `Batch.placed`.
     """
     own = own_rows(mesh, batch_size)
-    order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().batch(batch_size)
+    order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat()
+    order = order.batch(batch_size, drop_remainder=True)  # of batches of one, grain cannot count an endless remainder
     order = order.map(lambda chosen: stacked(rows, chosen[own]))
     return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)))
 

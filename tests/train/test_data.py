@@ -223,6 +223,13 @@ def test_a_process_reads_its_own_rows_of_the_batches_of_one(monkeypatch):
     assert len(read) == 10 and whole.get_state() == own.get_state()
 
 
+def test_batches_of_one_row_are_the_rows_of_larger_ones():
+    one, three = (batches(tiny.rows(), size, seed=5) for size in (1, 3))
+    for _ in range(9):  # into the second epoch
+        rows = [next(one)["tokens"][0] for _ in range(3)]
+        np.testing.assert_array_equal(next(three)["tokens"], rows)
+
+
 def test_batches_go_on_where_they_stopped(model, tmp_path):
     file = write(tmp_path / "a.jsonl", *({"prompt": [n], "tokens": [n, n]} for n in range(1, 8)))
     rows = read_rows([file], model, 4, packed=False)

@@ -1,0 +1,159 @@
+"""Spec-Bench on SmolLM2 beside transformers and llama.cpp: `python -m experiments.smollm2.spec --input question.jsonl`.
+
+Each file is what one `specjax bench spec` printed, whose contestants answer the same turns in turn in one process. `--show`
+draws and tabulates the files that are there, and the curves of training.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specjax.bench.spec import TASKS
+from specjax.viz.picture import Picture
+
+HERE = Path(__file__).resolve().parent
+MARKED = re.compile(r"<!-- measured -->\n.*?<!-- end -->", re.DOTALL)
+UNTRAINED = "prompt_lookup,suffix,sam,ngram_mod,token_recycling,stand,lookahead,jacobi"
+RUNS = {
+    "one_row": f"--samples 2 --max-new-tokens 128 --drafter {UNTRAINED},eagle3,medusa,draft --peer transformers,llama.cpp",
+    "eight_rows": "--samples 8 --max-new-tokens 64 --batch-size 8 --drafter prompt_lookup,eagle3 --peer transformers,llama.cpp",
+    "sampled": "--samples 2 --max-new-tokens 128 --temperature 1 --drafter prompt_lookup,eagle3,medusa,draft",
+}
+TITLES = {
+    "one_row": "One row, greedy",
+    "eight_rows": "Eight rows, greedy",
+    "sampled": "One row, temperature 1",
+}
+HEADS = "eagle3", "medusa", "draft"
+
+
+def measured(name: str, questions: Path) -> dict[str, Any]:
+    """One file: what the command printed, and its words."""
+    words = ["bench", "spec", "--model", "smollm2", "--dtype", "float32", "--repeats", "1", "--json", *RUNS[name].split()]
+    print("$ specjax", *words, flush=True)
+    command = [sys.executable, "-m", "specjax", *words, "--input", str(questions)]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {"command": " ".join(("specjax", *words)), **json.loads(said)}
+
+
+def report(name: str) -> dict[str, Any]:
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
+def there() -> list[str]:
+    """The files that are there."""
+    return [name for name in RUNS if (HERE / f"{name}.json").exists()]
+
+
+def label(decoder: str) -> str:
+    """Ours as code, a peer in words."""
+    return decoder.replace(" ", ", ", 1) if " " in decoder else f"`{decoder}`"
+
+
+def overall(name: str) -> Iterator[tuple[str, ...]]:
+    """A run over all questions: tokens per step, speed, and its ratios to plain decoding and to each peer's best."""
+    rows = report(name)["rows"]
+    speed = {row["decoder"]: row["overall"]["tokens_per_second"] for row in rows}
+    best = {}
+    for decoder, own in speed.items():
+        peer = decoder.partition(" ")[0]
+        if " " in decoder and "stored" not in decoder:
+            best[peer] = max(best.get(peer, 0.0), own)
+    yield "decoder", "tokens per step", "tokens/s", "ratio to plain", *(f"to {peer}'s best" for peer in best), "plain's texts"
+    for row in rows:
+        own, steps, same = speed[row["decoder"]], row["overall"]["mean_accepted"], row["identical_texts"]
+        ratios = (f"{own / other:.2f}" for other in (speed["none"], *best.values()))
+        asked = row["overall"]["questions"]
+        yield (
+            label(row["decoder"]),
+            "" if steps is None else f"{steps:.2f}",
+            f"{own:.1f}",
+            *ratios,
+            "" if same is None else f"{same} of {asked}",
+        )
+
+
+def by_task(name: str) -> Iterator[tuple[str, ...]]:
+    """Tokens per step, and in brackets the ratio to plain decoding, by task."""
+    yield "decoder", *(task.replace("_", " ") for task in TASKS)
+    for row in report(name)["rows"]:
+        cells = []
+        for task in TASKS:
+            own = row["tasks"][task]
+            steps = "" if own["mean_accepted"] is None else f"{own['mean_accepted']:.2f} "
+            cells.append(f"{steps}({own['speedup']:.2f})")
+        yield label(row["decoder"]), *cells
+
+
+def table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    head, *rest = rows
+    for row in (head, ["---"] * len(head), *rest):
+        yield f"| {' | '.join(row)} |"
+
+
+def tables() -> Iterator[str]:
+    """Two tables a file."""
+    for name in there():
+        found = report(name)
+        yield f"\n{TITLES[name]} (`{name}.json`):\n\n```\n{found['command']} --input question.jsonl\n```\n"
+        yield from table(overall(name))
+        yield "\nThe same by task: tokens per step, and in brackets the ratio to plain decoding.\n"
+        yield from table(by_task(name))
+
+
+def written(page: str) -> str:
+    return MARKED.sub(lambda _: "\n".join(["<!-- measured -->", *tables(), "", "<!-- end -->"]), page)
+
+
+def curves(head: str) -> list[dict[str, Any]]:
+    """The held-out records of a head's training."""
+    file = HERE / f"{head}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def picture(path: Path) -> None:
+    """Left: speed over plain decoding. Right: acceptance of held-out text by tokens read in training."""
+    figure = Picture(11, 4.2)
+    left, right = figure.subplots(1, 2)
+    rows = report("one_row")["rows"]
+    for place, row in enumerate(rows):
+        colour = "#a9cce3" if " " in row["decoder"] else "#2e7d32"
+        left.barh(place, row["overall"]["speedup"], color=colour)
+    left.set_yticks(range(len(rows)), [row["decoder"] for row in rows], fontsize=8)
+    left.invert_yaxis()
+    left.axvline(1, color="grey", linewidth=0.8)
+    left.set_xlabel("speed over our plain decoding, one row")
+    for head in HEADS:
+        records = curves(head)
+        if records:
+            tokens = [record["tokens"] / 1e6 for record in records]
+            right.plot(tokens, [record["held_out_acceptance"] for record in records], marker="o", label=head)
+    right.set_xlabel("million predicted tokens that were read")
+    right.set_ylabel("acceptance of the first drafted token, held-out text")
+    right.legend()
+    figure.savefig(str(path), dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)} (default: all)")
+    parser.add_argument("--input", type=Path, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    if not asked.show and asked.input is None:
+        parser.error("give --input question.jsonl, or --show")
+    for name in [] if asked.show else asked.runs or RUNS:
+        (HERE / f"{name}.json").write_text(json.dumps(measured(name, asked.input), indent=1) + "\n")
+    picture(HERE / "smollm2.png")
+    page = HERE / "README.md"
+    page.write_text(written(page.read_text()))
+    print("\n".join(tables()))
+
+
+if __name__ == "__main__":
+    main()

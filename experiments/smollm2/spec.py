@@ -34,7 +34,18 @@ HEADS = "eagle3", "medusa", "draft"
 
 def measured(name: str, questions: Path) -> dict[str, Any]:
     """One file: what the command printed, and its words."""
-    words = ["bench", "spec", "--model", "smollm2", "--dtype", "float32", "--repeats", "1", "--json", *RUNS[name].split()]
+    words = [
+        "bench",
+        "spec",
+        "--model",
+        "smollm2",
+        "--dtype",
+        "float32",
+        "--repeats",
+        "1",
+        "--json",
+        *RUNS[name].split(),
+    ]
     print("$ specjax", *words, flush=True)
     command = [sys.executable, "-m", "specjax", *words, "--input", str(questions)]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -64,7 +75,14 @@ def overall(name: str) -> Iterator[tuple[str, ...]]:
         peer = decoder.partition(" ")[0]
         if " " in decoder and "stored" not in decoder:
             best[peer] = max(best.get(peer, 0.0), own)
-    yield "decoder", "tokens per step", "tokens/s", "ratio to plain", *(f"to {peer}'s best" for peer in best), "plain's texts"
+    yield (
+        "decoder",
+        "tokens per step",
+        "tokens/s",
+        "ratio to plain",
+        *(f"to {peer}'s best" for peer in best),
+        "plain's texts",
+    )
     for row in rows:
         own, steps, same = speed[row["decoder"]], row["overall"]["mean_accepted"], row["identical_texts"]
         ratios = (f"{own / other:.2f}" for other in (speed["none"], *best.values()))

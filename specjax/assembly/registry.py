@@ -338,10 +338,10 @@ def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
 
 
 def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
+    if "rule" in fields and kind == "drafter":
+        return _ruled(kind, entry, name, dict(fields))
     if not entry.expander:
         return entry.make(**_values(kind, name, entry.fields, fields, entry.worded))
-    if "rule" in fields:
-        return _ruled(kind, entry, name, dict(fields))
     default = line.read_line(entry.expander)
     chosen = fields.get("expander", default.name)
     if chosen not in EXPANDERS:
@@ -359,7 +359,8 @@ def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
     chosen = fields.pop("rule")
     if chosen not in RULES:
         raise ValueError(f"unknown rule {chosen!r}; choose {', '.join(RULES)}")
-    of_rule = {"length": LONGEST} | RULES[chosen].fields
+    grows = {"length": LONGEST} if entry.expander else {}  # a whole chain has its own length
+    of_rule = grows | RULES[chosen].fields
     if clash := entry.fields.keys() & of_rule.keys():
         raise ValueError(
             f"{kind} {name!r} takes no rule {chosen!r}: both have a field {min(clash)!r}; set it up in Python"
@@ -367,7 +368,8 @@ def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
     values = _values(kind, name, entry.fields | {"rule": chosen} | of_rule, fields)
     rule = {key: values.pop(key) for key in list(values) if key in of_rule}
     length = rule.pop("length", 0)
-    return Ruled(entry.make(expander=Chain(1), **values), RULES[chosen].make(**rule), length)
+    tree = {"expander": Chain(1)} if entry.expander else {}
+    return Ruled(entry.make(**tree, **values), RULES[chosen].make(**rule), length)
 
 
 def _values(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About, Named
-from specjax.draft.base import Proposal, TreeDrafter, View, of_inner
+from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM
 from specjax.sharding.rules import replicated
@@ -42,6 +42,8 @@ class Rule(abc.ABC):
     about: ClassVar[Named] = None
     """Its names in the registry."""
 
+    of_rates: ClassVar[bool] = False
+    """Whether it decides from the rows' acceptance so far alone, and not from the draft's own probabilities."""
     needs_features = False
     """Static: whether it reads the draft's features."""
     needs_scores = False
@@ -127,6 +129,7 @@ class Online(Rule):
     """
 
     about = About("online", "a row drafts what pays at its acceptance so far", "this library")
+    of_rates = True
 
     cost: float = 0.2
     decay: float = 0.9
@@ -153,15 +156,14 @@ class Online(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive(TreeDrafter):
+class RuledDrafter(Drafter):
     """A drafter whose chains end according to a rule; see `adaptive`.
 
     `params["draft"]` is {`drafter`: the drafter's own, `rule`: the rule's}.
     """
 
-    drafter: TreeDrafter
+    drafter: Any
     rule: Rule
-    length: int = 8
 
     needs_params = True
     looks_back = of_inner("looks_back")
@@ -169,12 +171,9 @@ class Adaptive(TreeDrafter):
     prefill_wants = of_inner("prefill_wants")
 
     @property
-    def expander(self) -> EarlyStop:
-        return EarlyStop(self.length, 0.0)
-
-    @property
     def rungs(self):
-        return (1, *self.expander.rungs) if self.rule.together else self.expander.rungs
+        levels = EarlyStop(self.depth).rungs
+        return (1, *levels) if self.rule.together else levels
 
     @property
     def weighs_rungs(self):
@@ -183,22 +182,6 @@ class Adaptive(TreeDrafter):
     @property
     def alone(self):
         return self.drafter.alone and not self.rule.together
-
-    def bind(self, target: LM):
-        if "expander" not in {field.name for field in dataclasses.fields(self.drafter)}:
-            raise ValueError(
-                f"adaptive takes a drafter with an expander; {type(self.drafter).__name__} grows its own tree"
-            )
-        inner: Any = self.drafter.growing(self.expander).bind(target)
-        if self.rule.needs_features and not isinstance(inner, ShowsFeatures):
-            raise ValueError(
-                f"{type(self.rule).__name__} reads the draft's features, and {type(inner).__name__} shows none"
-            )
-        if self.rule.needs_scores and not getattr(inner, "confidence", False):
-            raise ValueError(
-                f"{type(self.rule).__name__} reads a confidence head, and this {type(inner).__name__} has none"
-            )
-        return dataclasses.replace(self, drafter=inner)
 
     def init(self, params, batch, capacity):
         return self.drafter.init(self._own(params), batch, capacity), self.rule.init(batch)
@@ -218,6 +201,37 @@ class Adaptive(TreeDrafter):
 
     def prefill(self, params, draft, chunk, output):
         return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]
+
+    def observe(self, params, draft, proposal, output, verdict):
+        inner = dataclasses.replace(proposal, draft=draft[0])
+        seen = self.drafter.observe(self._own(params), draft[0], inner, output, verdict)
+        return seen, self.rule.observe(draft[1], proposal.tree, verdict.accepted, verdict.committed > 0)
+
+    def _own(self, params):
+        return {**params, "draft": _part(params, "drafter")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive(RuledDrafter, TreeDrafter):
+    """A drafter with an expander under a rule: the levels that no live row needs are not drafted."""
+
+    length: int = 8
+
+    @property
+    def expander(self) -> EarlyStop:
+        return EarlyStop(self.length, 0.0)
+
+    def bind(self, target: LM):
+        inner: Any = self.drafter.growing(self.expander).bind(target)
+        if self.rule.needs_features and not isinstance(inner, ShowsFeatures):
+            raise ValueError(
+                f"{type(self.rule).__name__} reads the draft's features, and {type(inner).__name__} shows none"
+            )
+        if self.rule.needs_scores and not getattr(inner, "confidence", False):
+            raise ValueError(
+                f"{type(self.rule).__name__} reads a confidence head, and this {type(inner).__name__} has none"
+            )
+        return dataclasses.replace(self, drafter=inner)
 
     def propose(self, params, draft, view, sampler):
         hidden = self.drafter.hidden if isinstance(self.drafter, ShowsFeatures) else None
@@ -251,13 +265,36 @@ class Adaptive(TreeDrafter):
         )
         return once[1:]
 
-    def observe(self, params, draft, proposal, output, verdict):
-        inner = dataclasses.replace(proposal, draft=draft[0])
-        seen = self.drafter.observe(self._own(params), draft[0], inner, output, verdict)
-        return seen, self.rule.observe(draft[1], proposal.tree, verdict.accepted, verdict.committed > 0)
 
-    def _own(self, params):
-        return {**params, "draft": _part(params, "drafter")}
+@dataclasses.dataclass(frozen=True)
+class Cut(RuledDrafter):
+    """A drafter that makes a whole chain at once, such as a look-up: the chain is cut where the rule says."""
+
+    nodes = of_inner("nodes")
+    depth = of_inner("depth")
+    is_chain = of_inner("is_chain")
+    children = of_inner("children")
+
+    def bind(self, target: LM):
+        inner, rule = self.drafter.bind(target), type(self.rule).__name__
+        if not (inner.is_chain and inner.plain_tree):
+            raise ValueError(
+                f"the rule {rule} ends chains, and {type(inner).__name__} grows a tree or reads further slots"
+            )
+        if not self.rule.of_rates:
+            raise ValueError(
+                f"the rule {rule} reads a draft's probabilities, and {type(inner).__name__} has none: choose online or goodput"
+            )
+        return dataclasses.replace(self, drafter=inner)
+
+    def propose(self, params, draft, view, sampler):
+        own = self._own(params)
+        proposal = self.drafter.propose(own, self.drafter.catch_up(own, draft[0], view), view, sampler)
+        goes_on = self.rule.start(_part(params, "rule"), draft[1], view, self.depth, None)
+        sure = jnp.ones(view.root.shape)
+        kept = jnp.stack([goes_on(depth, sure, None) for depth in range(self.depth)], axis=1)
+        valid = proposal.tree.valid.at[:, 1:].min(jnp.cumprod(kept, axis=1).astype(bool))
+        return Proposal(dataclasses.replace(proposal.tree, valid=valid), (proposal.draft, draft[1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,15 +312,17 @@ class _Ruled:
         return self.chain.run(root, logits, grow, carry, sampler, keep_q=keep_q, goes_on=self.goes_on)[0]
 
 
-def adaptive(drafter: TreeDrafter, rule: Rule, length: int = 8) -> Adaptive:
-    """A drafter whose chain has at most `length` tokens and ends where the rule says. The text does not change.
+def adaptive(drafter: Drafter, rule: Rule, length: int = 8) -> RuledDrafter:
+    """A drafter whose chain ends where the rule says. The text does not change.
 
     Args:
-      drafter: any drafter that leaves its tree to an expander; the chain replaces that expander.
-      rule: `Confidence`, `Acceptance`, `Scored`, `Online` or `Goodput`.
-      length: the longest chain.
+      drafter: any drafter that leaves its tree to an expander, which the chain replaces; or one that makes a whole chain at
+        once, such as a look-up.
+      rule: `Confidence`, `Acceptance`, `Scored`, `Online` or `Goodput`; for whole chains one of the last two.
+      length: the longest chain; that of a drafter without an expander is its own.
     """
-    return Adaptive(drafter, rule, length)
+    grows = "expander" in {field.name for field in dataclasses.fields(drafter)}
+    return Adaptive(drafter, rule, length) if grows else Cut(drafter, rule)
 
 
 def judged(state: tuple[Array, Array], decay: float, tree: Tree, accepted: Array, live: Array) -> tuple[Array, Array]:

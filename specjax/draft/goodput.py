@@ -54,6 +54,7 @@ class Goodput(Rule):
     decay: float = 0.9
     prior: float = 0.7
 
+    of_rates = True
     together = True
 
     def __post_init__(self):

@@ -14,7 +14,7 @@ from support.conformance import DRAFTERS, MIXED, TARGET, complete, params, plain
 import specjax
 from specjax.assembly import registry
 from specjax.assembly.companions import LONGEST, Ruled
-from specjax.draft import DFlash, Eagle, Kangaroo, Medusa, PEagle, View
+from specjax.draft import DFlash, Eagle, Goodput, Kangaroo, Medusa, PEagle, PromptLookup, View
 from specjax.draft.acceptance import Acceptance, accept_log_prob
 from specjax.draft.adaptive import Confidence, Online, adaptive
 from specjax.expand import Chain
@@ -91,6 +91,41 @@ def test_rejection_takes_a_chain_that_stops_early():
     same(got, plain(GREEDY))
 
 
+CUT = {"rule": None, "drafter": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("prompt_lookup:length=3,min_ngram=1", Goodput(draft_pass=0, draft_row=0, target_pass=1, target_token=0.01)),
+        pytest.param("ngram_mod:length=3,ngram=1", Online(0.3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_whole_chain_is_cut_and_the_text_stays(line, rule):
+    """Where verifying costs nothing, goodput cuts nothing of what was found."""
+    model = {**params("none"), "draft": CUT}
+    inner = registry.parse("drafter", registry.DRAFTERS, line)
+    got, state = complete(adaptive(inner, rule), model=model)
+    same(got, plain())
+    whole, free = complete(inner)
+    cut, every = (np.asarray(found.stats.accepted)[:, 1:].sum() for found in (state, free))
+    assert 0 < cut == every if isinstance(rule, Goodput) else 0 < cut <= every
+
+
+def test_where_tokens_are_dear_nothing_is_drafted():
+    """A row whose guesses failed is cut to none, and beside it one whose guesses held too: they decide together."""
+    drafter = adaptive(PromptLookup(3, ngram=1, min_ngram=1), Goodput(0, 0, 1, 0, 1.0)).bind(TARGET)
+    view = View(jnp.asarray([[5, 6, 7, 5]] * 2), jnp.full((2,), 4), jnp.ones((2,), bool), None, max_depth=3)
+    model = {"target": None, "draft": CUT}
+    state = drafter.init(model, 2, 16)
+    lengths = lambda hits: np.asarray(
+        drafter.propose(model, (state[0], (jnp.asarray(hits), jnp.full((2,), 20.0))), view, None).tree.valid.sum(axis=1)
+        - 1
+    ).tolist()
+    assert lengths([20.0, 20.0]) == [3, 3] and lengths([0.0, 0.0]) == [0, 0]
+
+
 def test_acceptance_stops_by_the_product_of_what_was_judged():
     """Lengths follow from the head's own chances, one token late."""
     rule = Acceptance(0.5, 1).bind(SimpleNamespace(embed=lambda params, tokens: jnp.zeros((1, 1, 4))))
@@ -134,8 +169,10 @@ def test_a_drafter_must_show_its_features():
         adaptive(Medusa(heads=5), Acceptance(), 3).bind(TARGET)
     with pytest.raises(ValueError, match="reads the draft's features, and PEagle shows none"):
         adaptive(PEagle(), Acceptance(), 3).bind(TARGET)
-    with pytest.raises(ValueError, match="takes a drafter with an expander; Kangaroo grows its own tree"):
+    with pytest.raises(ValueError, match="the rule Confidence ends chains, and Kangaroo grows a tree"):
         adaptive(Kangaroo(exit_layer=1), Confidence(0.5), 3).bind(TARGET)
+    with pytest.raises(ValueError, match="PromptLookup has none: choose online or goodput"):
+        adaptive(PromptLookup(), Confidence(0.5)).bind(TARGET)
     with pytest.raises(ValueError, match="cost > 0"):
         Online(cost=0.0)
 

@@ -37,6 +37,7 @@ HELPS: dict[str, Help] = {
         {
             "what is compared": "suite drafter decode peer | widen",
             "on which prompts": "prompts input tasks | samples",
+            "the suite schema": "compare | kind coverage compile_limit text_limit",
             "the model": _MODEL,
             "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos",
             "what is written": "json plot | answers",

@@ -36,6 +36,7 @@ plan train: -h --help drafter --target --topology --mesh --weights --config --dt
 drafters: -h --help --model --drafter
 verifiers: -h --help
 samplers: -h --help
+constraints: -h --help
 searches: -h --help
 policies: -h --help
 models: -h --help

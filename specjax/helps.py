@@ -143,6 +143,7 @@ HELPS: dict[str, Help] = {
     ),
     "verifiers": Help({}, ("specjax verifiers", f"specjax generate --drafter draft:verifier=typical {_QUESTION}")),
     "samplers": Help({}, ("specjax samplers", f"specjax generate --temperature 1 --sampling top_h=0.4 {_TEXT}")),
+    "constraints": Help({}, ("specjax constraints", f'specjax generate --constraint "choice:yes|no" {_QUESTION}')),
     "searches": Help({}, ("specjax searches", f"specjax generate --decode beam:num_beams=4 {_QUESTION}")),
     "policies": Help(
         {}, ("specjax policies", f"specjax generate --model tiny-diffusion --decode threshold:cache=dual {_QUESTION}")

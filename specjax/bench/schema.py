@@ -8,6 +8,7 @@ invalid one. Files of its MaskBench and of the JSON Schema Test Suite have insta
 import dataclasses
 import functools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.constrain import Grammar, Table, Vocabulary, compiled
+from specjax.constrain.table import shown
 
 SEPARATORS = ((", ", ": "), (",", ":"))
 """How instances are written: a constraint takes one if it takes one of these texts."""
@@ -141,7 +143,7 @@ class Made:
         said = self.why.partition(KEYWORD)[2]
         if said:
             return said.replace(";", " ").split()[0]
-        return NO_VALUE if NO_VALUE in self.why else self.why.rpartition(": ")[2][:60]
+        return NO_VALUE if NO_VALUE in self.why else re.sub(r"[0-9]+", "N", self.why.partition(": ")[0])[:80]
 
 
 def make(schema: Schema, kind: str, vocabulary: Vocabulary, limit: float) -> Made:
@@ -158,9 +160,10 @@ def make(schema: Schema, kind: str, vocabulary: Vocabulary, limit: float) -> Mad
         found = compiled(schema.line(kind), vocabulary)
         _ = found.allowed(0) if isinstance(found, Table) else found.first_mask()
     except ValueError as error:
-        return Made(schema, None, str(error), time.perf_counter() - began)
+        line = shown(schema.line(kind))
+        return Made(schema, None, str(error).removeprefix(f"{line}: "), time.perf_counter() - began)
     except Exception as error:  # a fault, which counts as the benchmark counts it and ends no run of hours
-        return Made(schema, None, f"fault: {type(error).__name__}", time.perf_counter() - began)
+        return Made(schema, None, f"fault, {type(error).__name__}", time.perf_counter() - began)
     seconds = time.perf_counter() - began
     if seconds > limit:
         return Made(schema, None, f"it took more than {limit:g} seconds", seconds)

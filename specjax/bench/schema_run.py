@@ -88,7 +88,9 @@ def command(options: BenchOptions) -> int:
         note(reason)
     kind = options.kind or "json"
     with bad_input():
-        suite.compiled({kind: {"const": "warm"}}, plain.vocabulary)  # what all constraints share is made before the clock runs
+        suite.compiled(
+            {kind: {"const": "warm"}}, plain.vocabulary
+        )  # what all constraints share is made before the clock runs
     with progress(len(asked)) as advance:
         made = []
         for schema in asked:

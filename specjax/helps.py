@@ -35,12 +35,12 @@ HELPS: dict[str, Help] = {
     ),
     "bench": Help(
         {
-            "what is compared": "suite drafter decode peer | widen",
+            "what is compared": "suite drafter decode peer | widen compare kind",
             "on which prompts": "prompts input tasks | samples",
-            "the suite schema": "compare | kind coverage compile_limit text_limit",
             "the model": _MODEL,
-            "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos",
-            "what is written": "json plot | answers",
+            "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos compile_limit "
+            "text_limit",
+            "what is written": "json plot | answers coverage",
         },
         (
             "specjax bench --drafter draft,eagle3 --prompts 10",

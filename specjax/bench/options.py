@@ -8,7 +8,7 @@ from specjax.serve.options import ModelOptions, PromptOptions, option, same
 TOKENS, SPEC_TOKENS, SCHEMA_TOKENS = 128, 1024, 500
 SUITES = (
     "parallel: ParallelBench's list tasks; order: the step in which each position after the first prompt became known; "
-    "profile: a step's time by part; schema: JSONSchemaBench's protocol on a folder of schemas; spec: Spec-Bench's protocol "
+    "profile: a step's time by part; schema: JSONSchemaBench's protocol on a folder of schemas; spec: Spec-Bench's "
     "on its questions; tree: the fastest tree for a drafter, by what is accepted"
 )
 
@@ -35,7 +35,7 @@ class BenchOptions:
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(
         None,
-        f"most new tokens per text (default: {TOKENS}; in the suites spec {SPEC_TOKENS}, schema {SCHEMA_TOKENS})",
+        f"most new tokens per text (default: {TOKENS}; spec: {SPEC_TOKENS}; schema: {SCHEMA_TOKENS})",
         metavar="N",
     )
     tasks: str | None = option(
@@ -89,7 +89,7 @@ class BenchOptions:
     )
     input: str | None = option(
         None,
-        "file of prompts, or of Spec-Bench's questions; in the suite schema, a folder of schemas",
+        "prompts, or Spec-Bench's questions; schema: a folder",
         metavar="FILE.jsonl",
     )
     peer: tuple[str, ...] = option(

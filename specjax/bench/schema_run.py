@@ -87,10 +87,10 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     kind = options.kind or "json"
-    with bad_input():
-        suite.compiled(
-            {kind: {"const": "warm"}}, plain.vocabulary
-        )  # what all constraints share is made before the clock runs
+    with bad_input():  # what all constraints share is made before the clock runs, and what cannot be asked is said
+        warm = suite.compiled({kind: {"const": 0}}, plain.vocabulary)
+        for engine in () if options.coverage else engines.values():
+            engine.request(_prompt(asked[0], engine), **options.of_prompts, constraint=warm)
     with progress(len(asked)) as advance:
         made = []
         for schema in asked:

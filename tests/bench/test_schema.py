@@ -141,6 +141,7 @@ def test_what_cannot_be_run(tmp_path, capsys):
     broken = folder(tmp_path / "broken", {"a.json": [{"schema": {}, "tests": [{"data": 1}]}]})
     other, text = folder(tmp_path / "other", {"a.json": 3}), folder(tmp_path / "text", {"b.json": 1})
     (text / "a.json").write_text("{")
+    good = folder(tmp_path / "good", {"a.json": PERSON})
     (tmp_path / "empty").mkdir()
     for words, message in (
         (["schema"], "bench schema needs a folder of schemas: give --input FOLDER"),
@@ -152,6 +153,12 @@ def test_what_cannot_be_run(tmp_path, capsys):
         (["schema", "--input", text, "--peer", "transformers"], "--peer is not for the suite schema"),
         (["schema", "--input", text, "--compile-limit", 0], "--compile-limit must be at least 1"),
         (["spec", "--input", text, "--kind", "json"], "--kind is not for the suite spec"),
+        (
+            ["schema", "--input", good, "--drafter", "prompt_lookup:verifier=fly"],
+            "may write tokens that a constraint forbids",
+        ),
+        (["schema", "--input", good, "--model", "tiny-diffusion"], "tiny-diffusion is a diffusion model"),
+        (["schema", "--input", good, "--max-new-tokens", 5000], "none of 1 schemas can be asked: "),
         (["--compare"], "--compare is not for the suite speed"),
     ):
         assert cli.main(["bench", *map(str, words)]) == 2

@@ -204,9 +204,9 @@ def _rows(
     for own, found, right, rate in zip(contestants, laps, valid, speed, strict=True):
         tokens = [one.tokens for one in found[0]]
         count = sum(map(len, tokens))
-        forced = None
-        if own.constrained and all(isinstance(one.constraint, Table) for one in written):
-            forced = sum(one.constraint.forced(text) for one, text in zip(written, tokens, strict=True))
+        tables = [one.constraint for one in written if isinstance(one.constraint, Table)]
+        told = own.constrained and len(tables) == len(written)
+        forced = sum(table.forced(text) for table, text in zip(tables, tokens, strict=True)) if told else None
         rows.append(
             {
                 "decoder": own.decoder,

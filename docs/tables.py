@@ -21,6 +21,7 @@ from specjax import cli, models
 from specjax.about import About, abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
+from specjax.constrain.kinds import KINDS
 from specjax.diffusion import Assd
 from specjax.models import LlamaLM, ModelConfig, abstract, hf_config, tensors
 from specjax.models.families.table import FAMILIES
@@ -539,7 +540,16 @@ def _names(method: Any) -> list[str]:
     return [about.name for about in abouts(type(method))]
 
 
+def constraints() -> Iterator[tuple[str, ...]]:
+    """The kinds of constraints."""
+    code = lambda texts: ", ".join(f"`{text}`" for text in texts)
+    yield "kind", "line", "every text is", "as an object, in Python or in a line of a file", "followed on", "holds for"
+    for name, own in KINDS.items():
+        yield f"`{name}`", code(own.forms), own.summary, code(own.objects), f"the {own.place}", own.guarantee
+
+
 TABLES = {
+    "constraints": constraints,
     "drafters": drafters,
     "rules": lambda: listed(registry.RULES, "a chain ends"),
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),

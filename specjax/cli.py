@@ -94,6 +94,18 @@ def samplers(options: NoOptions) -> int:
     return _list_entries(MIXERS)
 
 
+def constraints(options: NoOptions) -> int:
+    """`specjax constraints`."""
+    from specjax.constrain.kinds import GUARANTEES, KINDS, PLACES
+
+    rows = [(name, own.place, own.guarantee, f"{own.summary} [{own.source}]") for name, own in KINDS.items()]
+    for line, own in zip(_aligned(rows), KINDS.values(), strict=True):
+        write(f"{line}\n    {', '.join(own.forms)}\n    {own.serves}\n")
+    for word, said in {**PLACES, **GUARANTEES}.items():
+        write(f"{word}: {said}\n")
+    return 0
+
+
 def searches(options: NoOptions) -> int:
     """`specjax searches`."""
     from specjax.assembly.registry import SEARCHES, SELECTIONS, STEPWISE
@@ -233,6 +245,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         "list the parts of a sampler in the order that they act: what they do, source, options",
         NoOptions,
         samplers,
+    ),
+    "constraints": (
+        "list the kinds of constraints: what they serve, where they are followed, what they guarantee",
+        NoOptions,
+        constraints,
     ),
     "searches": ("list the searches and selections: what they do, source, options", NoOptions, searches),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),

@@ -12,9 +12,9 @@ generate: -h --help prompts --chat --input --output --json --suffix --unordered 
     --max-new-tokens --seed --stop --sampling --top-k --constraint --ignore-eos --distributed --coordinator
     --num-processes --process-id --ray --ray-workers
 score: -h --help --input --output --strict --model --weights --mesh --dtype --adapter --batch-size
-bench: -h --help suite --drafter --decode --peer --widen --prompts --input --tasks --samples --model --weights --mesh
-    --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature --batch-size --repeats --seed
-    --ignore-eos --json --plot --answers
+bench: -h --help suite --drafter --decode --peer --widen --compare --kind --prompts --input --tasks --samples --model
+    --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature --batch-size
+    --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage
 eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
     --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare
     --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint --ignore-eos
@@ -36,6 +36,7 @@ plan train: -h --help drafter --target --topology --mesh --weights --config --dt
 drafters: -h --help --model --drafter
 verifiers: -h --help
 samplers: -h --help
+constraints: -h --help
 searches: -h --help
 policies: -h --help
 models: -h --help

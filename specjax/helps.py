@@ -35,11 +35,12 @@ HELPS: dict[str, Help] = {
     ),
     "bench": Help(
         {
-            "what is compared": "suite drafter decode peer | widen",
+            "what is compared": "suite drafter decode peer | widen compare kind",
             "on which prompts": "prompts input tasks | samples",
             "the model": _MODEL,
-            "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos",
-            "what is written": "json plot | answers",
+            "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos compile_limit "
+            "text_limit",
+            "what is written": "json plot | answers coverage",
         },
         (
             "specjax bench --drafter draft,eagle3 --prompts 10",
@@ -142,6 +143,7 @@ HELPS: dict[str, Help] = {
     ),
     "verifiers": Help({}, ("specjax verifiers", f"specjax generate --drafter draft:verifier=typical {_QUESTION}")),
     "samplers": Help({}, ("specjax samplers", f"specjax generate --temperature 1 --sampling top_h=0.4 {_TEXT}")),
+    "constraints": Help({}, ("specjax constraints", f'specjax generate --constraint "choice:yes|no" {_QUESTION}')),
     "searches": Help({}, ("specjax searches", f"specjax generate --decode beam:num_beams=4 {_QUESTION}")),
     "policies": Help(
         {}, ("specjax policies", f"specjax generate --model tiny-diffusion --decode threshold:cache=dual {_QUESTION}")

@@ -377,6 +377,21 @@ def test_lists_are_one_line_each_and_one_of_fields(run, command):
         assert all(parse("drafter", DRAFTERS, line) for line in of_drafters)  # each can be given
 
 
+def test_constraints_are_listed_with_what_they_guarantee(run):
+    from specjax.constrain.kinds import GUARANTEES, KINDS, PLACES
+
+    status, out, err = run("constraints")
+    lines = [line for line in out.splitlines() if not line.startswith("    ")]
+    kinds, said = lines[: len(KINDS)], lines[len(KINDS) :]
+    assert (status, err) == (0, "") and [line.split()[0] for line in kinds] == list(KINDS)
+    assert [line.partition(":")[0] for line in said] == [*PLACES, *GUARANTEES]
+    for line, own in zip(kinds, KINDS.values(), strict=True):
+        assert (
+            f"  {own.place}" in line and f"  {own.guarantee}  " in line and own.place in PLACES and line.endswith("]")
+        )
+    assert "    json:FILE, json:{...}\n    keywords of draft 2020-12: type, $ref, allOf," in out
+
+
 def test_a_head_is_described_by_the_line_that_generate_takes(run, refused):
     words = ["drafters", "--model", "tiny", "--drafter"]
     status, out, err = run(*words, "medusa:verifier=typical")

@@ -1,12 +1,12 @@
 """`specjax bench`: compares plain decoding, drafters and peers over the same prompts.
 
-It also has the suites `parallel`, `order`, `profile`, `spec` and `tree`."""
+It also has the suites `parallel`, `order`, `profile`, `schema`, `spec` and `tree`."""
 
 from typing import Any
 
 import jax
 
-from specjax.bench import order, parallel_run, profile, spec_run, tree
+from specjax.bench import order, parallel_run, profile, schema_run, spec_run, tree
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
@@ -25,8 +25,8 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         check_suite(options)
     if options.suite != "speed":
-        suites = {"parallel": parallel_run, "order": order, "profile": profile, "spec": spec_run, "tree": tree}
-        return suites[options.suite].command(options)
+        suites = {"parallel": parallel_run, "order": order, "profile": profile, "schema": schema_run, "spec": spec_run}
+        return {**suites, "tree": tree}[options.suite].command(options)
     with bad_input():
         contestants, peers, about, skipped = prepare(options)
     for reason in skipped:
@@ -45,14 +45,15 @@ def command(options: BenchOptions) -> int:
 
 def check_suite(options: BenchOptions) -> None:
     """Raises ValueError on an option of another suite, or a count below 1."""
-    peers, plots = ("peer", "widen"), ("plot",)
+    peers, plots, schemas = ("peer", "widen"), ("plot",), ("compare", "kind", "coverage", "compile_limit", "text_limit")
     foreign = {
-        "parallel": ("input", "answers", "ignore_eos", *plots, *peers),
-        "order": ("tasks", "answers", "ignore_eos", *peers),
-        "profile": ("answers", "peer", "ignore_eos"),
-        "spec": ("tasks", "ignore_eos", *plots),
-        "tree": ("answers", *plots, *peers),
-        "speed": ("answers",),
+        "parallel": ("input", "answers", "ignore_eos", *plots, *peers, *schemas),
+        "order": ("tasks", "answers", "ignore_eos", *peers, *schemas),
+        "profile": ("answers", "peer", "ignore_eos", *schemas),
+        "schema": ("tasks", "answers", "peer", "ignore_eos", *plots),
+        "spec": ("tasks", "ignore_eos", *plots, *schemas),
+        "tree": ("answers", *plots, *peers, *schemas),
+        "speed": ("answers", *schemas),
     }[options.suite]
     wrong = [name for name in foreign if getattr(options, name) not in (None, (), False)]
     if wrong:

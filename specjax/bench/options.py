@@ -5,11 +5,11 @@ from typing import Any
 
 from specjax.serve.options import ModelOptions, PromptOptions, option, same
 
-TOKENS, SPEC_TOKENS = 128, 1024
+TOKENS, SPEC_TOKENS, SCHEMA_TOKENS = 128, 1024, 500
 SUITES = (
     "parallel: ParallelBench's list tasks; order: the step in which each position after the first prompt became known; "
-    "profile: a step's time by part; spec: Spec-Bench's protocol on its questions; tree: the fastest tree for a drafter, "
-    "by what is accepted"
+    "profile: a step's time by part; schema: JSONSchemaBench's protocol on a folder of schemas; spec: Spec-Bench's "
+    "on its questions; tree: the fastest tree for a drafter, by what is accepted"
 )
 
 
@@ -18,7 +18,11 @@ class BenchOptions:
     """Options of `specjax bench`; see the help of each."""
 
     suite: str = option(
-        "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec", "tree"), nargs="?", positional=True
+        "speed",
+        SUITES,
+        choices=("speed", "parallel", "order", "profile", "schema", "spec", "tree"),
+        nargs="?",
+        positional=True,
     )
     model: str | None = same(ModelOptions, "model")
     dtype: str | None = same(ModelOptions, "dtype")
@@ -30,13 +34,37 @@ class BenchOptions:
     temperature: float | None = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(
-        None, f"most new tokens per text (default: {TOKENS}; for the suite spec {SPEC_TOKENS})", metavar="N"
+        None,
+        f"most new tokens per text (default: {TOKENS}; spec: {SPEC_TOKENS}; schema: {SCHEMA_TOKENS})",
+        metavar="N",
     )
     tasks: str | None = option(
         None, "tasks of the suite parallel, or families of questions as in eval (default: all)", metavar="A,B,..."
     )
     ignore_eos: bool = option(False, "continue every text to --max-new-tokens")
-    samples: int = option(100, "questions per task, in the suites parallel and spec", metavar="N", least=1)
+    samples: int = option(
+        100,
+        "questions per task, in the suites parallel and spec; schemas per dataset, in the suite schema",
+        metavar="N",
+        least=1,
+    )
+    compare: bool = option(False, "suite schema: also write free texts, and compare speeds with theirs")
+    kind: str | None = option(
+        None, "suite schema: the kind of constraint, json or grammar (default: json)", choices=("json", "grammar")
+    )
+    coverage: bool = option(False, "suite schema: count coverage and write no texts")
+    compile_limit: int | None = option(
+        None,
+        "suite schema: seconds for a constraint; one that takes longer counts as refused (default: 40)",
+        metavar="N",
+        least=1,
+    )
+    text_limit: int | None = option(
+        None,
+        "suite schema: seconds for a text; one that takes longer counts as invalid (default: 60)",
+        metavar="N",
+        least=1,
+    )
     answers: str | None = option(
         None, "suite spec: write a file per decoder here, for Spec-Bench's own scripts", metavar="FOLDER"
     )
@@ -59,7 +87,11 @@ class BenchOptions:
         metavar="N",
         least=1,
     )
-    input: str | None = option(None, "file of prompts, or of Spec-Bench's questions", metavar="FILE.jsonl")
+    input: str | None = option(
+        None,
+        "prompts, or Spec-Bench's questions; schema: a folder",
+        metavar="FILE.jsonl",
+    )
     peer: tuple[str, ...] = option(
         (),
         "also run transformers or llama.cpp on the same weights, plain and with its own speculation",
@@ -73,7 +105,7 @@ class BenchOptions:
     @property
     def new_tokens(self) -> int:
         """The most new tokens of a text."""
-        usual = SPEC_TOKENS if self.suite == "spec" else TOKENS
+        usual = {"spec": SPEC_TOKENS, "schema": SCHEMA_TOKENS}.get(self.suite, TOKENS)
         return usual if self.max_new_tokens is None else self.max_new_tokens
 
     @property

@@ -7,6 +7,7 @@ when a draft is rejected.
 import dataclasses
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ class Grammar:
 
     def __len__(self) -> int:
         return 1
+
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens, without an end of text, write a whole text of the language."""
+        matcher = _guidance().LLMatcher(*_OPEN[self.handle], log_level=0)
+        return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
+
+    def first_mask(self) -> np.ndarray:
+        """`[W]` int32: the tokens with which a text may begin, see `masks`."""
+        at, none = np.asarray([0]), np.zeros((1, 1, 0), np.int32)
+        words = -(-self.vocabulary.size // 32)
+        return masks(np.asarray([self.handle]), np.zeros((1, 1), np.int32), at, at, none, words)[0, 0]
 
 
 @dataclasses.dataclass

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from specjax.constrain.grammar import Grammar, opened
+from specjax.constrain.kinds import KINDS
 from specjax.constrain.regular import automaton, escaped
 from specjax.constrain.schema import expression
 from specjax.constrain.table import Table, shown
 from specjax.constrain.tokens import table_of
 from specjax.constrain.vocabulary import Vocabulary
-
-KINDS = {"json": dict, "regex": str, "choice": list, "grammar": (str, dict)}
-"""The kinds of constraints, and the type of each as a value in JSON or Python."""
 
 
 def read(value: Any) -> Any:
@@ -34,7 +32,7 @@ def read(value: Any) -> Any:
         return value
     if isinstance(value, Mapping) and len(value) == 1:
         ((kind, own),) = value.items()
-        if not isinstance(own, KINDS.get(kind, ())):
+        if kind not in KINDS or not isinstance(own, KINDS[kind].values):
             raise TypeError("not such an object")
         return f"{kind}:{own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)}"
     if value is None or isinstance(value, (str, tuple, list)) and not value:

@@ -13,6 +13,8 @@ from specjax.constrain.table import NONE, distances, shown
 
 MOST_STATES = 8192
 """States of an automaton over bytes."""
+MOST_COUNT = MOST_STATES
+"""Repetitions of a part: with more, no automaton fits."""
 MOST_ATOMS = 100_000
 """Signs of an expression with all counted repetitions written out; classes of Unicode count several times."""
 END = "\U0010ffff"
@@ -174,7 +176,7 @@ def check_size(pattern: str, line: str) -> None:
             end = pattern.find("}", at)
             counts = pattern[at + 1 : end].split(",") if end > 0 else []
             most = max([int(count) for count in counts if count.isdigit()], default=1)
-            sizes[-1] += last * (most - 1) if most <= MOST_STATES else MOST_ATOMS + 1
+            sizes[-1] += last * (most - 1) if most <= MOST_COUNT else MOST_ATOMS + 1
             last *= most
             at = (end if counts else at) + 1
             continue

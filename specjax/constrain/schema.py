@@ -353,6 +353,8 @@ def _check(schema: Any) -> None:
         whole = kind is int and isinstance(own, float) and own.is_integer()
         if word in schema and (isinstance(own, bool) or not isinstance(own, kind) and not whole):
             raise ValueError(f"the schema's {word} is {own!r:.40}, which it cannot be")
+    if wrong := [name for name in schema.get("required", []) if not isinstance(name, str)]:
+        raise ValueError(f"the schema's required holds {wrong[0]!r:.40}, which is no name")
 
 
 def _listed(schema: Mapping[str, Any], word: str, empty: bool = False) -> list[Any]:

@@ -99,6 +99,23 @@ class Table:
         """The state after a token; -1 if it is not allowed."""
         return int(self.following[state, self.classes[token]])
 
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens, without an end of text, write a whole text of the language."""
+        state = 0
+        for token in tokens:
+            state = self.next(state, token)
+            if state == NONE:
+                return False
+        return bool(self.distance[state] == 0)
+
+    def forced(self, tokens: Sequence[int]) -> int:
+        """How many of a text's tokens stand where only one text may follow; ends of texts count."""
+        state, count = 0, 0
+        for token in tokens:
+            count += int(self.guess[state] != NONE)
+            state = self.next(state, token)
+        return count
+
 
 def shown(line: str) -> str:
     """A constraint's line for errors, cut if it is long."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from specjax.constrain.regular import Automaton
 from specjax.constrain.table import NONE, Table, shown
-from specjax.constrain.vocabulary import Vocabulary
+from specjax.constrain.vocabulary import Vocabulary, first_of
 
 MOST_ENTRIES = 1 << 22
 """Entries of a table, states times classes: 16 MiB for a row, and up to four times that once both are rounded up."""
@@ -122,12 +122,6 @@ def guesses(own: Automaton, vocabulary: Vocabulary) -> np.ndarray:
             text, state = text + bytes([byte[state]]), after[state]
             found[start] = by_text.get(text, found[start])
     return found
-
-
-@functools.lru_cache(maxsize=8)
-def first_of(tokens: tuple[bytes | None, ...]) -> dict[bytes, int]:
-    """The first token of each text."""
-    return {text: token for token, text in reversed(list(enumerate(tokens))) if text}
 
 
 def _walked(following: np.ndarray, text: bytes) -> np.ndarray:

@@ -46,6 +46,18 @@ class Vocabulary:
         """
         return _tokens(self.tokenizer, self.size)
 
+    def spelled(self, text: str) -> list[int] | None:
+        """Tokens that write a text, each as long as can be; None if there are none."""
+        known, rest, found = first_of(self.tokens), text.encode(), []
+        longest = _longest(self.tokens)
+        while rest:
+            size = next((size for size in range(min(longest, len(rest)), 0, -1) if rest[:size] in known), 0)
+            if not size:
+                return None
+            found.append(known[rest[:size]])
+            rest = rest[size:]
+        return found
+
 
 @functools.lru_cache(maxsize=8)
 def _tokens(tokenizer: Any, size: int) -> tuple[bytes | None, ...]:
@@ -65,6 +77,17 @@ def _tokens(tokenizer: Any, size: int) -> tuple[bytes | None, ...]:
         if token < size and not own.special:
             found[token] = own.content.encode() or None
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=8)
+def first_of(tokens: tuple[bytes | None, ...]) -> dict[bytes, int]:
+    """The first token of each text."""
+    return {text: token for token, text in reversed(list(enumerate(tokens))) if text}
+
+
+@functools.lru_cache(maxsize=8)
+def _longest(tokens: tuple[bytes | None, ...]) -> int:
+    return max((len(text) for text in tokens if text), default=0)
 
 
 def _writer(decoder: Any) -> Any:

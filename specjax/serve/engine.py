@@ -234,9 +234,15 @@ class Engine:
             raise ValueError(
                 f"{forcing[0]} forces a token that a {strict[0]} may forbid: set it to -1, or leave {strict[0]} out"
             )
-        own, room = self.model, min(request.max_new_tokens, self.max_length - len(request.ids))
-        eos = () if request.ignore_eos else tuple(own.eos_ids)
-        return made(request, Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None), room)
+        room = min(request.max_new_tokens, self.max_length - len(request.ids))
+        own = dataclasses.replace(self.vocabulary, eos=()) if request.ignore_eos else self.vocabulary
+        return made(request, own, room)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What a constraint must know of the model."""
+        own = self.model
+        return Vocabulary(own.tokenizer, own.lm.vocab_size, tuple(own.eos_ids), own.name, self.mesh is not None)
 
     def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
         """The beginning of a request's text, and its source."""

@@ -77,6 +77,18 @@ def test_masks_are_the_grammars_at_every_node():
                 assert want or allowed == {*own.eos}
 
 
+def test_whole_texts_and_first_masks():
+    """However the tokens cut them; and a text may begin with what `masks` says."""
+    own, grammar = vocabulary(), compiled({"grammar": NESTED}, vocabulary())
+    only = [token for token, text in enumerate(own.tokens) if text and set(text) <= set(b"()")]
+    rows = [row for n in range(7) for row in itertools.product(only, repeat=n)]
+    write = lambda row: b"".join(own.tokens[token] for token in row).decode()
+    assert [row for row in rows if grammar.accepts(row)] == [row for row in rows if nested(write(row))]
+    assert {write(row) for row in rows if grammar.accepts(row)} >= {"()", "(())", "(()())"}
+    allowed = set(np.flatnonzero(unpacked(grammar.first_mask())).tolist())
+    assert allowed == {token for token in only if begins(own.tokens[token].decode())}
+
+
 TREE = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}}
 PROMPTS = [[20, 30, 40, 50], "a b a b a b", "Is it?", "1 2 1 2 1"]
 SAMPLINGS = [

@@ -123,6 +123,7 @@ REFUSED = {
     '{"$ref": "#"}': "the schema allows no value", '{"required": ["a"], "properties": {"a": false}}': "allows no value",
     '{"minItems": 3, "items": false}': "allows no value", '{"enum": ["a"], "type": "integer"}': "allows no value",
     '{"type": "text"}': "the type 'text', which JSON does not have", '{"properties": 3}': "properties is 3, which it cannot",
+    '{"required": [{}]}': "the schema's required holds {}, which is no name",
     '{"anyOf": []}': "anyOf is [], and should be a list", '{"items": 3}': "a part of the schema is 3",
 }  # fmt: skip
 

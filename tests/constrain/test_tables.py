@@ -67,6 +67,7 @@ def test_allowed_is_what_can_be_completed(pattern):
         for room in range(1, LONGEST - len(row) + 1):
             want = [shortest.get((*row, token), LONGEST) < room for token in range(SMALL.size - 1)]
             assert table.allowed(state, room).tolist() == [*want, row in inside], (row, room)
+    assert {row for row in texts(LONGEST) if table.accepts(row)} == inside
 
 
 def _is_in(pattern, text):
@@ -88,6 +89,7 @@ def test_guesses_are_what_every_text_goes_on_with(pattern):
         fits = [token for token, text in enumerate(SMALL.tokens) if text and shared.startswith(text)]
         want = max(fits, key=lambda token: len(SMALL.tokens[token])) if fits else SMALL.eos[0] if rests == {b""} else -1
         assert table.guess[state] == want, before
+        assert table.forced((*before, SMALL.eos[0])) - table.forced(before) == (want != -1)
         seen.add(want)
     assert len(seen) > 2 and -1 in seen
 

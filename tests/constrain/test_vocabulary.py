@@ -19,6 +19,16 @@ def test_byte_level_tokens_are_what_is_decoded():
     assert own.tokenizer.decode(sorted(pair, key=lambda token: -own.tokens[token][0])) == "é"
 
 
+def test_texts_are_spelled_by_the_longest_tokens():
+    own, text = vocabulary(), 'Sort the words: "é" 12\n\U0001f600'
+    found = own.spelled(text)
+    assert b"".join(own.tokens[token] for token in found).decode() == text and len(found) < len(text.encode())
+    for at, token in enumerate(found):
+        rest = b"".join(own.tokens[later] for later in found[at:])
+        assert len(own.tokens[token]) == max(len(each) for each in own.tokens if each and rest.startswith(each))
+    assert own.spelled("") == [] and of(decoders.ByteLevel(), ["a"]).spelled("ab") is None
+
+
 class Fast:
     def __init__(self, backend):
         self.backend_tokenizer = backend

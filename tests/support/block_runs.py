@@ -56,6 +56,7 @@ SUBSTITUTES = (
     ("bench-*", "specjax bench   ", "specjax bench --drafter draft"),
     ("bench-*", "bench --tasks", "bench --drafter draft --tasks"),
     ("bench-*", "bench spec", "bench spec --drafter draft"),
+    ("bench-*", "--compare", "--compare --drafter forced"),
     ("use-*", "specjax bench", "specjax bench --drafter draft"),
     ("*", "--drafter all", "--drafter draft,medusa"),
     ("*", "--decode all", "--decode fixed:cache=none,threshold:cache=prefix"),
@@ -240,6 +241,8 @@ def furnished(folder: Path) -> Path:
     lines("pairs.jsonl", *({"prompt": text, "continuation": text[17:]} for text in asked))
     lines("own.jsonl", {"prompt": "[ hen, dog, hen,", "answers": [" dog"], "max_new_tokens": 4})
     lines("question.jsonl", {"question_id": 81, "category": "writing", "turns": ["def add(a, b):", "def sub(a, b):"]})
+    (folder / "data" / "Github_easy").mkdir(parents=True)
+    (folder / "data" / "Github_easy" / "flag.json").write_text('{"type": "boolean"}')
     (folder / "bin").mkdir()
     cases = "".join(f'{name}) set -- "$@" {more};;\n' for name, more in SHORT.items())
     command = folder / "bin" / "specjax"

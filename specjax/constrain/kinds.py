@@ -1,0 +1,64 @@
+"""The kinds of constraints: what each serves, where it is followed, and what it guarantees."""
+
+import dataclasses
+
+from specjax.constrain.merging import MEANINGLESS
+from specjax.constrain.schema import FORMATS, KNOWN, OF_TYPE
+
+GUARANTEES = {
+    "every text": "every text is in the language, and a limit too short for that is an error before the work",
+    "ended text": "a text that ends by itself is in the language; one that its limit cuts is the beginning of such a text",
+}
+"""What holds of the texts under a constraint. Under all kinds, every token has the model's distribution, renormalised over
+what may follow at its place."""
+PLACES = {"device": "a table, which no step asks the host about", "host": "a matcher, which every step asks once"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of constraint.
+
+    Attributes:
+      summary: what every text is.
+      forms: how a line names it.
+      objects: how JSON or Python names it.
+      values: the types of such a value.
+      place: a key of `PLACES`.
+      guarantee: a key of `GUARANTEES`.
+      serves: which of its languages are followed.
+      source: the paper or origin.
+    """
+
+    summary: str
+    forms: tuple[str, ...]
+    objects: tuple[str, ...]
+    values: tuple[type, ...]
+    place: str
+    guarantee: str
+    serves: str
+    source: str
+
+
+_WORDS = [word for words in OF_TYPE.values() for word in words]
+_OTHERS = sorted(KNOWN - {*_WORDS} - MEANINGLESS - {"type"})
+KINDS = {
+    "json": Kind(
+        "a JSON value that is valid under a JSON Schema", ("json:FILE", "json:{...}"), ('{"json": {...}}',), (dict,), "device",
+        "every text", f"keywords of draft 2020-12: type, {', '.join([*_OTHERS, *_WORDS])}; formats: {', '.join(FORMATS)}",
+        "arXiv:2307.09702",
+    ),
+    "regex": Kind(
+        "a match of the whole expression", ("regex:EXPRESSION",), ('{"regex": "..."}',), (str,), "device", "every text",
+        "the syntax of Rust's crate regex, without looking around", "arXiv:2307.09702",
+    ),
+    "choice": Kind(
+        "one of several texts", ("choice:A|B|C",), ('{"choice": ["A", "B", "C"]}',), (list,), "device", "every text",
+        "any texts that the tokens can write", "arXiv:2307.09702",
+    ),
+    "grammar": Kind(
+        "in the language of a context-free grammar, or valid under a JSON Schema of any depth", ("grammar:FILE",),
+        ('{"grammar": "start: ..."}', '{"grammar": {...}}'), (str, dict), "host", "ended text",
+        "llguidance's kind of Lark, and the keywords of JSON Schema that it reads", "llguidance",
+    ),
+}  # fmt: skip
+"""The kinds by the word with which a line begins."""

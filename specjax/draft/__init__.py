@@ -6,6 +6,7 @@ from specjax.draft.prompt_lookup import PromptLookup as PromptLookup
 from specjax.draft.suffix import Suffix as Suffix
 from specjax.draft.sam import Sam as Sam
 from specjax.draft.ngram_mod import NgramMod as NgramMod
+from specjax.draft.iad import InputGuided as InputGuided
 from specjax.draft.forced import Forced as Forced
 from specjax.draft.token_recycling import TokenRecycling as TokenRecycling
 from specjax.draft.stand import Stand as Stand

@@ -167,33 +167,37 @@ class Aded(Drafter):
 
     def _round(self, table, search, turn):
         """The search after one more visit; new nodes take the places from `1 + turn * K` on."""
-        size, rows = search.visits.shape[1], jnp.arange(search.visits.shape[0])
-        at = lambda x, node: x[rows, node]
-        node, depth, way, worth = jnp.zeros_like(rows), jnp.zeros_like(rows), [jnp.zeros_like(rows)], 1.0
-        for _ in range(self.length - 1):
-            first = at(search.child, node)
+        batch, size = search.visits.shape
+        rows, root, new = jnp.arange(batch), jnp.zeros((batch,), jnp.int32), 1 + turn * self.k
+
+        def down(carry, _):
+            node, depth, worth = carry
+            first = search.child[rows, node]
             choice = first + jnp.argmax(puct(search, node, first, self.k, self.explore), axis=1)
-            node = jnp.where(first > 0, choice, node)
-            way.append(jnp.where(first > 0, choice, size))
-            worth = worth + jnp.where(first > 0, at(search.chance, choice), 0)
-            depth = depth + (first > 0)
-        ids, chances = followers(table, at(search.pair, node))
+            goes = first > 0
+            worth = worth + jnp.where(goes, search.chance[rows, choice], 0)
+            return (jnp.where(goes, choice, node), depth + goes, worth), jnp.where(goes, choice, size)
+
+        begun = root, root, jnp.ones((batch,), jnp.float32)
+        (node, depth, worth), way = jax.lax.scan(down, begun, None, self.length - 1)
+        pair = search.pair[rows, node]
+        ids, chances = followers(table, pair)
         grows = (depth < self.length - 1) & (ids[:, 0] >= 0)
-        search = grown(search, node, depth, jnp.where(grows[:, None], ids, -1), chances, turn)
-        way.append(jnp.where(grows, 1 + turn * self.k, size))
-        last = jnp.where(grows, 1 + turn * self.k, node)
-        worth, depth = worth + jnp.where(grows, chances[:, 0], 0), depth + grows
-        pair = at(search.pair, last)
-        for _ in range(self.length - 1):
+        search = grown(search, node, depth, jnp.where(grows[:, None], ids, -1), chances, new)
+
+        def on(carry, _):
+            pair, depth, worth = carry
             ids, chances = followers(table, pair)
             goes = (depth < self.length - 1) & (ids[:, 0] >= 0)
-            worth, depth = worth + jnp.where(goes, chances[:, 0], 0), depth + goes
             pair = jnp.where(goes[:, None], jnp.stack([pair[:, 1], ids[:, 0]], axis=1), pair)
-        visited = rows[:, None], jnp.stack(way, axis=1)
+            return (pair, depth + goes, worth + jnp.where(goes, chances[:, 0], 0)), None
+
+        (_, _, worth), _ = jax.lax.scan(on, (pair, depth, worth), None, self.length - 1)
+        last = jnp.where(grows, new, size)
+        visited = rows[:, None], jnp.concatenate([root[:, None], way.T, last[:, None]], axis=1)
         visits = search.visits.at[visited].add(1, mode="drop")
-        return dataclasses.replace(
-            search, visits=visits, value=search.value.at[visited].add(worth[:, None], mode="drop")
-        )
+        value = search.value.at[visited].add(worth[:, None], mode="drop")
+        return dataclasses.replace(search, visits=visits, value=value)
 
 
 def puct(search: Search, node: Array, first: Array, k: int, explore: float) -> Array:
@@ -209,10 +213,11 @@ def puct(search: Search, node: Array, first: Array, k: int, explore: float) -> A
     return jnp.where(search.pair[..., 1][children] >= 0, worth, -jnp.inf)
 
 
-def grown(search: Search, node: Array, depth: Array, ids: Array, chances: Array, turn: Array) -> Search:
-    """The search after tokens `ids` `[B, K]`, -1 for none, became children of `node` `[B]` at `depth` `[B]`."""
-    rows, k = jnp.arange(node.shape[0]), ids.shape[1]
-    first = 1 + turn * k
+def grown(search: Search, node: Array, depth: Array, ids: Array, chances: Array, first: Array) -> Search:
+    """The search after tokens `ids` `[B, K]`, -1 for none, became children of `node` `[B]` at `depth` `[B]`, from place
+    `first` on.
+    """
+    rows = jnp.arange(node.shape[0])
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), first, axis=1)
     every = lambda x: jnp.broadcast_to(x[:, None], ids.shape)
     before = every(search.pair[rows, node, 1])

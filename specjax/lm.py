@@ -226,9 +226,9 @@ class LM(Protocol):
 
     Which methods are needed depends on the use:
 
-    - Plain decoding, and drafters that look tokens up or learn them (prompt_lookup, suffix, sam, ngram_mod,
-      token_recycling, rest, stand, jacobi, lookahead): `vocab_size`, `__call__`, `init_cache`, `begin`, `commit` and
-      `cache_axes`. `BaseLM` has defaults for the last three.
+    - Plain decoding, and drafters that look tokens up or learn them (prompt_lookup, suffix, sam, ngram_mod, iad,
+      token_recycling, aded, rest, stand, jacobi, lookahead): `vocab_size`, `__call__`, `init_cache`, `begin`, `commit`
+      and `cache_axes`. `BaseLM` has defaults for the last three.
     - A mesh: `axes` and `axis_counts` too.
     - Drafters that run some of the target's layers, or read its features: `num_layers`, `embed`, `layers`, `join`,
       `norm` and `unembed`.

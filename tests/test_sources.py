@@ -15,7 +15,9 @@ import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.draft import (
+    Aded,
     DiffuSpec,
+    InputGuided,
     Jacobi,
     Lookahead,
     ModelDrafter,
@@ -55,6 +57,8 @@ DRAFTERS = {
     "suffix": Suffix(3, span=6, matches=4, pieces=4, piece=8),
     "sam": Sam(3, min_match=1),
     "ngram_mod": NgramMod(3, ngram=1, slots=256),
+    "iad": InputGuided(3),
+    "aded": Aded(paths=3, length=3, rounds=6, k=3, slots=256),
     "jacobi": Jacobi(3),
     "lookahead": Lookahead(window=2, guesses=2, nodes=5),
     "stand": Stand(tree="2 | 1 1 | 1", k=4, slots=256),

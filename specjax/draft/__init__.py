@@ -6,8 +6,10 @@ from specjax.draft.prompt_lookup import PromptLookup as PromptLookup
 from specjax.draft.suffix import Suffix as Suffix
 from specjax.draft.sam import Sam as Sam
 from specjax.draft.ngram_mod import NgramMod as NgramMod
+from specjax.draft.iad import InputGuided as InputGuided
 from specjax.draft.forced import Forced as Forced
 from specjax.draft.token_recycling import TokenRecycling as TokenRecycling
+from specjax.draft.aded import Aded as Aded
 from specjax.draft.stand import Stand as Stand
 from specjax.draft.rest import Rest as Rest
 from specjax.draft.jacobi import Jacobi as Jacobi

@@ -4,6 +4,7 @@ In the shape descriptions `S` denotes slots of the table, `n` tokens of an n-gra
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.draft.base import ChainDrafter
+from specjax.draft.base import ChainDrafter, View
 
 Array = jax.Array
 
@@ -97,14 +98,14 @@ class NgramMod(ChainDrafter):
     def encode(self, params, draft, source, tokens):
         if tokens is None or tokens.shape[1] <= self.ngram:
             return draft
-        grams = _windows(tokens, self.ngram + 1)
+        grams = windows(tokens, self.ngram + 1)
         return learnt(draft, grams, jnp.all(grams >= 0, axis=2))
 
     def propose(self, params, draft, view, sampler):
         begins = jnp.any(view.live & (draft.read == 0) & (view.length > self.ngram))
         clears = (draft.low[0] >= PATIENCE) | (begins & (draft.used[0] * FULL > self.slots))
         draft = jax.lax.cond(clears, cleared, lambda draft: draft, draft)
-        draft = self._up_to(draft, view)
+        draft = read_texts(draft, view, self.ngram, learnt)
         back = view.length[:, None] - self.ngram + jnp.arange(self.ngram)[None]
         window = jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1)
 
@@ -120,21 +121,6 @@ class NgramMod(ChainDrafter):
         found = jnp.where(enough[:, None], found, -1)
         return self.chain(view, found, dataclasses.replace(draft, chain=found))
 
-    def _up_to(self, draft, view):
-        """The state after every live row's text is learnt."""
-
-        def behind(draft):
-            return view.live & (draft.read < view.length - self.ngram)
-
-        def some(draft):
-            at = draft.read[:, None] + jnp.arange(CHUNK + self.ngram)[None]
-            text = jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
-            real = (at[:, self.ngram :] < view.length[:, None]) & view.live[:, None]
-            new = learnt(draft, _windows(text, self.ngram + 1), real)
-            return dataclasses.replace(new, read=draft.read + real.sum(axis=1, dtype=jnp.int32))
-
-        return jax.lax.while_loop(lambda draft: jnp.any(behind(draft)), some, draft)
-
     def observe(self, params, draft, proposal, output, verdict):
         width = min(self.length, verdict.emitted.shape[1])
         own = jnp.where((verdict.committed > 0)[:, None], draft.chain[:, :width], -1)
@@ -145,7 +131,30 @@ class NgramMod(ChainDrafter):
         return dataclasses.replace(draft, low=low)
 
 
-def _windows(tokens: Array, width: int) -> Array:
+def read_texts(draft: Any, view: View, ngram: int, learn: Callable[[Any, Array, Array], Any]) -> Any:
+    """The state after every live row's text is learnt.
+
+    Args:
+      draft: before; its `read` `[B]` are the n-grams of each text that it has learnt.
+      view: the rows.
+      ngram: n.
+      learn: the state after n-grams and the token after each, `[B, M, n + 1]`, of which some count, `[B, M]`.
+    """
+
+    def behind(draft):
+        return view.live & (draft.read < view.length - ngram)
+
+    def some(draft):
+        at = draft.read[:, None] + jnp.arange(CHUNK + ngram)[None]
+        text = jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
+        real = (at[:, ngram:] < view.length[:, None]) & view.live[:, None]
+        new = learn(draft, windows(text, ngram + 1), real)
+        return dataclasses.replace(new, read=draft.read + real.sum(axis=1, dtype=jnp.int32))
+
+    return jax.lax.while_loop(lambda draft: jnp.any(behind(draft)), some, draft)
+
+
+def windows(tokens: Array, width: int) -> Array:
     """All windows of tokens `[B, T]`, `[B, T - width + 1, width]`."""
     count = tokens.shape[1] - width + 1
     return jnp.stack([tokens[:, i : i + count] for i in range(width)], axis=2)

@@ -70,3 +70,28 @@ class NgramTable:
                 break
             grown.append(found)
         return grown[len(text) :] if len(grown) - len(text) >= min_length else []
+
+
+def place_after(given: Sequence[int], text: Sequence[int], ngram: int) -> int | None:
+    """Oracle: the place in `given` after the only occurrence of the fewest last tokens of a text that have one; None if
+    none of up to `ngram` have.
+    """
+    for size in range(1, min(ngram, len(text)) + 1):
+        ends = [end for end in range(size, len(given) + 1) if list(given[end - size : end]) == list(text[-size:])]
+        if len(ends) < 2:
+            return ends[0] if ends else None
+    return None
+
+
+def input_pointer(given: Sequence[int], output: Sequence[int], ngram: int, begins: bool) -> int | None:
+    """Oracle: the place in its input that an output continues, taken along token by token; None for none.
+
+    `begins` says whether an empty output continues the beginning of the input.
+    """
+    place = 0 if begins else None
+    for count, token in enumerate(output, 1):
+        if place is not None and list(given[place : place + 1]) == [token]:
+            place += 1
+        else:
+            place = place_after(given, output[:count], ngram)
+    return place

@@ -36,6 +36,7 @@ from specjax.warpers import WARPERS
 FOLDER = Path(__file__).resolve().parent
 FLAGS = FOLDER.parent / "specjax" / "flags.py"
 SAMPLING = FOLDER.parent / "specjax" / "sampling_fields.py"
+PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
     "diffusion_model": "a diffusion model of the same vocabulary",
@@ -500,7 +501,7 @@ def shipped_heads() -> Iterator[tuple[str, ...]]:
     }
     figures = {
         "tiny": [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")],
-        "smollm2": [spec_bench(name) for name in ("one_row", "sampled")],
+        "smollm2": [spec_bench("one_row"), {}],
     }
     yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"
     for folder in sorted(
@@ -519,11 +520,11 @@ def spec_bench(name: str) -> dict[str, float]:
     return {row["decoder"]: row["overall"]["mean_accepted"] for row in rows if row["overall"]["mean_accepted"]}
 
 
-def smollm2(name: str) -> Iterator[tuple[str, ...]]:
-    """A run of Spec-Bench on SmolLM2 over all tasks, as its page has it."""
+def smollm2() -> Iterator[tuple[str, ...]]:
+    """Spec-Bench on SmolLM2 over all tasks, one row, as its page has it."""
     from experiments.smollm2 import spec
 
-    return spec.overall(name)
+    return spec.overall("one_row")
 
 
 def _numbers(folder: Path) -> str:
@@ -581,8 +582,7 @@ TABLES = {
     "shipped": shipped,
     "shipped_right": shipped_right,
     "shipped_heads": shipped_heads,
-    "smollm2": lambda: smollm2("one_row"),
-    "smollm2_rows": lambda: smollm2("eight_rows"),
+    "smollm2": smollm2,
     **{f"survey_{kind}": functools.partial(survey, kind) for kind in SURVEY},
 }
 
@@ -623,7 +623,7 @@ def main() -> None:
     """Writes the tables of all pages."""
     SAMPLING.write_text(sampling_fields())
     FLAGS.write_text(flags())
-    for page in sorted(FOLDER.glob("*.md")):
+    for page in PAGES:
         page.write_text(filled(page.read_text()))
 
 

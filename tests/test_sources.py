@@ -57,7 +57,6 @@ DRAFTERS = {
     "suffix": Suffix(3, span=6, matches=4, pieces=4, piece=8),
     "sam": Sam(3, min_match=1),
     "ngram_mod": NgramMod(3, ngram=1, slots=256),
-    "iad": InputGuided(3),
     "aded": Aded(paths=3, length=3, rounds=6, k=3, slots=256),
     "jacobi": Jacobi(3),
     "lookahead": Lookahead(window=2, guesses=2, nodes=5),
@@ -139,6 +138,18 @@ def test_every_drafter_keeps_the_text(plain, name):
     assert np.asarray(done.stats.steps).sum() < sum(len(text) - 1 for text in plain)
     if name == "prompt_lookup":
         assert [texts(run(decoder, prompts([row] * 4)))[0] for row in (1, 2)] == plain[1:3]
+
+
+@pytest.mark.slow
+def test_an_input_that_is_copied_takes_few_steps():
+    """A model that copies has the source's tokens from where it enters the source to the last; each stands there once."""
+    lm = dataclasses.replace(LM, copies=100.0)
+    source = [int(token) for token in np.random.default_rng(1).permutation(np.arange(3, LM.vocab_size))]
+    given = Prompts.of([[START]] * 2, NEW, source=[source, source[::-1]], eos=[EOS], seed=3, temperature=[0.0, 0.9])
+    plain, copied = (run(specjax.speculative(lm, drafter), given) for drafter in (NoDrafter(), InputGuided(5)))
+    assert texts(copied) == texts(plain)
+    rights, steps = np.asarray(copied.stats.accepted)[:, 5], np.asarray(copied.stats.steps)
+    assert rights.sum() and (steps < np.asarray(plain.stats.steps)).all()
 
 
 def test_a_look_up_finds_the_source_and_stops_at_its_end():

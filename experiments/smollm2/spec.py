@@ -18,18 +18,16 @@ from specjax.viz.picture import Picture
 
 HERE = Path(__file__).resolve().parent
 MARKED = re.compile(r"<!-- measured -->\n.*?<!-- end -->", re.DOTALL)
-UNTRAINED = "prompt_lookup,suffix,sam,ngram_mod,token_recycling,stand,lookahead,jacobi"
+CURVES = re.compile(r"<!-- curve: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+DEPTHS = "", "_2", "_3"
+OURS = "prompt_lookup,suffix,token_recycling,eagle3"
 RUNS = {
-    "one_row": f"--samples 2 --max-new-tokens 128 --drafter {UNTRAINED},eagle3,medusa,draft --peer transformers,llama.cpp",
-    "eight_rows": "--samples 8 --max-new-tokens 64 --batch-size 8 --drafter prompt_lookup,eagle3 --peer transformers,llama.cpp",
-    "sampled": "--samples 2 --max-new-tokens 128 --temperature 1 --drafter prompt_lookup,eagle3,medusa,draft",
+    "one_row": f"--samples 2 --max-new-tokens 64 --drafter {OURS} --peer transformers,llama.cpp",
 }
 TITLES = {
     "one_row": "One row, greedy",
-    "eight_rows": "Eight rows, greedy",
-    "sampled": "One row, temperature 1",
 }
-HEADS = "eagle3", "medusa", "draft"
+HEADS = ("eagle3",)
 
 
 def measured(name: str, questions: Path) -> dict[str, Any]:
@@ -124,14 +122,26 @@ def tables() -> Iterator[str]:
         yield from table(by_task(name))
 
 
-def written(page: str) -> str:
-    return MARKED.sub(lambda _: "\n".join(["<!-- measured -->", *tables(), "", "<!-- end -->"]), page)
-
-
-def curves(head: str) -> list[dict[str, Any]]:
+def curve(head: str) -> list[dict[str, Any]]:
     """The held-out records of a head's training."""
-    file = HERE / f"{head}.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [json.loads(line) for line in (HERE / f"{head}.jsonl").read_text().splitlines()]
+
+
+def of_training(head: str) -> Iterator[tuple[str, ...]]:
+    """Held-out acceptance by what was read."""
+    yield "answer tokens read", "acceptance at depth 1, 2, 3", "agreement at depth 1, 2, 3"
+    for record in curve(head):
+        kept = " ".join(f"{record[f'held_out_acceptance{depth}']:.2f}" for depth in DEPTHS)
+        agreed = " ".join(f"{record[f'held_out_agreement_{number}']:.2f}" for number in (1, 2, 3))
+        yield f"{record['tokens']:,}", kept, agreed
+
+
+def written(page: str) -> str:
+    """A page with the tables of the files that are there."""
+    page = CURVES.sub(
+        lambda found: "\n".join([f"<!-- curve: {found[1]} -->", *table(of_training(found[1])), "<!-- end -->"]), page
+    )
+    return MARKED.sub(lambda _: "\n".join(["<!-- measured -->", *tables(), "", "<!-- end -->"]), page)
 
 
 def picture(path: Path) -> None:
@@ -147,12 +157,12 @@ def picture(path: Path) -> None:
     left.axvline(1, color="grey", linewidth=0.8)
     left.set_xlabel("speed over our plain decoding, one row")
     for head in HEADS:
-        records = curves(head)
-        if records:
-            tokens = [record["tokens"] / 1e6 for record in records]
-            right.plot(tokens, [record["held_out_acceptance"] for record in records], marker="o", label=head)
-    right.set_xlabel("million predicted tokens that were read")
-    right.set_ylabel("acceptance of the first drafted token, held-out text")
+        for number, depth in enumerate(DEPTHS, start=1):
+            tokens = [record["tokens"] / 1e6 for record in curve(head)]
+            kept = [record[f"held_out_acceptance{depth}"] for record in curve(head)]
+            right.plot(tokens, kept, marker="o", label=f"{head}, depth {number}")
+    right.set_xlabel("million answer tokens read in training")
+    right.set_ylabel("acceptance of a drafted token, held-out text")
     right.legend()
     figure.savefig(str(path), dpi=110)
 

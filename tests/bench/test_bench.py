@@ -42,7 +42,9 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     content = json.loads(out)
     assert list(content) == ["rows", "peers"] and content["peers"] == []
     names = [row["decoder"] for row in content["rows"]]
-    untrained = ["prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "jacobi"]
+    untrained = [
+        "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi",
+    ]  # fmt: skip
     assert names == ["none", *untrained, "small_cache", "lookahead"]
     assert "left out draft: the draft model has 1536 tokens and the target 32" in err
     assert "left out medusa: tiny-medusa was trained for the target 'tiny'" in err

@@ -68,11 +68,17 @@ def grams_of(texts):
     return [gram for text in texts for gram in zip(text, text[1:], text[2:], strict=False)]
 
 
-def test_a_draft_is_the_published_programs():
+WAYS = {tuple(map(int, end[:size])) for end in PUBLISHED.split() for size in range(1, 5)}
+
+
+def test_the_oracle_drafts_as_the_published_program():
     store = {divmod(pair, 10): {c: n / 20 for c, n in after.items()} for pair, after in TWENTIETHS.items()}
     drafted = oracle.draft(oracle.listed(store), (0, 1), 23, 150, 4, 32.0)
-    wanted = {tuple(map(int, end[:size])) for end in PUBLISHED.split() for size in range(1, 5)}
-    assert set(drafted) == wanted and len(wanted) == 35
+    assert set(drafted) == WAYS and len(drafted) == len(WAYS) == 35
+
+
+@pytest.mark.slow
+def test_a_draft_is_the_published_programs():
     state = DRAFTER.init({}, B, L)
     keys, ids, counts = (np.array(x) for x in (state.keys, state.ids, state.counts))
     for pair, after in TWENTIETHS.items():
@@ -80,9 +86,10 @@ def test_a_draft_is_the_published_programs():
         keys[slot], ids[slot, : len(after)], counts[slot, : len(after)] = divmod(pair, 10), [*after], [*after.values()]
     state = Trigrams(jnp.asarray(keys), jnp.asarray(ids), jnp.asarray(counts), state.read)
     tree = propose(state, view_of([[0, 1], [0, 1], [9, 9]])).tree
-    assert set(ways(tree, 0)) == set(ways(tree, 1)) == wanted and ways(tree, 2) == []
+    assert set(ways(tree, 0)) == set(ways(tree, 1)) == WAYS and ways(tree, 2) == []
 
 
+@pytest.mark.slow
 def test_drafts_are_the_oracles_as_texts_grow():
     """Pairs share slots: 1 and 257 have one hash."""
     rng, words = np.random.default_rng(0), [0, 1, 2, 257]
@@ -102,6 +109,7 @@ def test_drafts_are_the_oracles_as_texts_grow():
     assert some > 200
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_counted_whole_and_a_finished_row_not_at_all():
     text = np.random.default_rng(1).integers(0, 4, 2 * CHUNK + 9).tolist()
     made = propose(DRAFTER.init({}, B, L), view_of([text, [8, 8, 8], [1]], (True, False, True)))

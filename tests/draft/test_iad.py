@@ -49,7 +49,7 @@ def test_places_are_the_published_programs(text, place):
     assert place_after([5, 6, 7, 5, 8], text, 3) == place
 
 
-@pytest.mark.parametrize("encoder", [True, False])
+@pytest.mark.parametrize("encoder", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_drafts_are_the_oracles_after_every_pass(encoder):
     """Outputs are edited inputs of few tokens, so that matches of all lengths are unique or are not."""
     rng, some, found = np.random.default_rng(3), 0, 0

@@ -7,7 +7,7 @@ import specjax
 from specjax.bench.prompts import questions
 
 FAMILIES = "json", "code", "edit"
-DRAFTERS = "none", "prompt_lookup", "suffix", "suffix:pieces=0", "sam", "ngram_mod"
+DRAFTERS = "none", "prompt_lookup", "suffix", "suffix:pieces=0", "sam", "ngram_mod", "iad", "aded"
 PROMPTS = 200
 
 

@@ -84,6 +84,7 @@ def test_a_folder_is_read_for_its_target_alone(tmp_path):
         build_drafter(f"draft:model={tmp_path / 'few'},expander=top_k,k=200", target)
 
 
+@pytest.mark.slow
 def test_what_it_learns_is_its_share_of_the_targets_distribution():
     """Acceptance is the sum of min(p, q) over its tokens, and a gradient reaches the row of all others."""
     ids = tuple(range(2, 32, 3))

@@ -234,10 +234,11 @@ class Adaptive(RuledDrafter, TreeDrafter):
         return dataclasses.replace(self, drafter=inner)
 
     def propose(self, params, draft, view, sampler):
-        hidden = self.drafter.hidden if isinstance(self.drafter, ShowsFeatures) else None
-        hidden = getattr(self.drafter, "score", None) if self.rule.needs_scores else hidden
+        drafter: Any = self.drafter
+        hidden = drafter.hidden if isinstance(drafter, ShowsFeatures) else None
+        hidden = getattr(drafter, "score", None) if self.rule.needs_scores else hidden
         goes_on = self.rule.start(_part(params, "rule"), draft[1], view, self.length, hidden)
-        inner, own = self.drafter.growing(_Ruled(self.expander, goes_on)), self._own(params)
+        inner, own = drafter.growing(_Ruled(self.expander, goes_on)), self._own(params)
 
         def grown(state):
             proposal = inner.propose(own, state, view, sampler)

@@ -24,6 +24,7 @@ class CompactLM(TrimmedLM):
       vocab_size: V.
     """
 
+    lm: Any
     vocab_size: int = 0
 
     @property

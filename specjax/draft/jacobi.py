@@ -108,7 +108,8 @@ class Jacobi(OfTopology, Drafter):
         return Window(jnp.full((batch, self.length), -1, jnp.int32), jnp.zeros((batch,), jnp.int32), logits)
 
     def axes(self, draft):
-        return Window(("batch", None), ("batch",), None if draft.logits is None else ("batch", None, "vocab"))
+        names: tuple[Any, ...] = ("batch", None), ("batch",), None if draft.logits is None else ("batch", None, "vocab")
+        return Window(*names)
 
     def propose(self, params, draft, view, sampler):
         slots = jnp.arange(self.length)[None]

@@ -92,7 +92,7 @@ class Distill(Objective):
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         if self.keep < 1:
-            return self._loss_of_chosen(params, *target_params, self._data(params, batch, key), mean)
+            return self._loss_of_chosen(params, target_params, self._data(params, batch, key), mean)
         batch = self._data(params, batch, key)
         output = of_target(self.target, target_params, batch, Wants(final=True))
         of_target_model = lambda final: self.target.unembed(target_params, final) / self.temperature
@@ -103,7 +103,8 @@ class Distill(Objective):
         loss, metrics = score(teacher, [Guess(final, of_draft, 0, 1.0)], self.divergence, mean)
         return loss, {"agreement" if name == "agreement_1" else name: value for name, value in metrics.items()}
 
-    def _loss_of_chosen(self, params, target_params, reference_params, batch, mean):
+    def _loss_of_chosen(self, params, frozen, batch, mean):
+        target_params, reference_params = frozen
         mask = batch.due(1)
         final = of_target(self.target, target_params, batch, Wants(final=True)).final
         target = self.target.unembed(target_params, final[:, :-1]) / self.temperature

@@ -56,7 +56,7 @@ SUBSTITUTES = (
     ("bench-*", "specjax bench   ", "specjax bench --drafter draft"),
     ("bench-*", "bench --tasks", "bench --drafter draft --tasks"),
     ("bench-*", "bench spec", "bench spec --drafter draft"),
-    ("bench-*", "--compare", "--compare --drafter forced"),
+    ("bench-*", "--compare", "--compare --drafter none"),
     ("use-*", "specjax bench", "specjax bench --drafter draft"),
     ("*", "--drafter all", "--drafter draft,medusa"),
     ("*", "--decode all", "--decode fixed:cache=none,threshold:cache=prefix"),

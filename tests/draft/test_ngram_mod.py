@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.draft import NgramMod, Proposal, Verdict, View
+from specjax.draft import NgramMod, Verdict, View
 from specjax.draft.ngram_mod import CHUNK, index
 from specjax.reference.drafting import NgramTable
 from specjax.tree import Topology, Tree
@@ -76,14 +76,15 @@ def test_it_is_cleared_after_low_steps_in_a_row_and_for_a_text_when_it_is_full()
     """A step without drafts counts for nothing, a good one ends the streak; the texts are learnt again."""
     view = view_of([[1, 2, 3, 1, 2]] * B)
     state = propose(DRAFTER.init({}, B, L), view).draft
-    tokens, some = jnp.zeros((B, 6), jnp.int32), jnp.arange(6)[None]
-    tree = lambda count: Tree.of(Topology.chain(5), tokens, jnp.broadcast_to(some <= count, (B, 6)))
-    bad, none = Proposal(tree(4), ()), Proposal(tree(0), ())
-    verdict = lambda accepted: Verdict(tokens, jnp.full(B, accepted), jnp.zeros(B, int), jnp.full(B, accepted + 1))
-    for proposal, accepted, low in ((bad, 0, 1), (none, 0, 1), (bad, 1, 0), *[(bad, 0, i) for i in (1, 2, 3, 4, 5)]):
+    some = jnp.broadcast_to(jnp.arange(6)[None], (B, 6))
+    chain = lambda count: jnp.where(some[:, :5] < count, 4, -1)
+    verdict = lambda accepted: Verdict(
+        some, jnp.full(B, accepted), jnp.zeros(B, int), jnp.full(B, accepted + 1), jnp.where(some < accepted, 4, 8)
+    )
+    for drafted, accepted, low in ((4, 0, 1), (0, 0, 1), (4, 1, 0), *[(4, 0, i) for i in (1, 2, 3, 4, 5)]):
         marked = dataclasses.replace(state, entries=state.entries.at[50].set(7))
         assert int(propose(marked, view).draft.entries[50]) == 7
-        state = observe(state, proposal, None, verdict(accepted))
+        state = observe(dataclasses.replace(state, chain=chain(drafted)), None, None, verdict(accepted))
         assert int(state.low[0]) == low
     after = propose(dataclasses.replace(state, entries=state.entries.at[50].set(7)), view)
     assert drafts(after.tree) == [[3, 1, 2, 3, 1]] * B

@@ -5,6 +5,7 @@ the search, `P` kept nodes.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -73,7 +74,7 @@ class Aded(Drafter):
     by PUCT: the child is taken that has the largest `value + c * chance * sqrt(N) / (1 + n)`, with n and N the visits of
     child and parent and `c = explore + log((N + 9) / 8)`; one that was never visited comes first. That node's next
     tokens become its children, and the likeliest one is visited. The round is worth one and the chances on its way,
-    gone on to `length` tokens by the likeliest ones; a node's value is the mean over its visits.
+    gone on to `length - 1` tokens by the likeliest ones; a node's value is the mean over its visits.
 
     The authors' program begins with the table of a corpus. It raises a tri-gram's chance by 0.04 at every step that finds
     it among the last 16 tokens. A round goes on by random tokens, and the longest ways are dropped until all together
@@ -95,7 +96,7 @@ class Aded(Drafter):
         "aded",
         "a tree search over what followed the last two tokens, in the texts of all rows",
         "arXiv:2407.12021",
-        paper="paths=23,rounds=150,k=12,slots=4194304",
+        paper="paths=23,rounds=150,k=12",
     )
 
     paths: int = 6
@@ -106,8 +107,8 @@ class Aded(Drafter):
     slots: int = 1 << 16
 
     def __post_init__(self):
-        if self.length < 2 or min(self.paths, self.rounds, self.k) < 1 or not self.explore >= 0:
-            raise ValueError(f"aded needs length >= 2, paths, rounds, k >= 1 and explore >= 0, got {self}")
+        if self.length < 2 or min(self.paths, self.rounds, self.k) < 1 or not 0 <= self.explore < math.inf:
+            raise ValueError(f"aded needs length >= 2, paths, rounds, k >= 1 and a finite explore >= 0, got {self}")
         if self.paths > self.rounds * self.k:
             raise ValueError(
                 f"aded finds at most {self.rounds * self.k} nodes in {self.rounds} rounds, got {self.paths}"

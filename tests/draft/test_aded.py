@@ -153,7 +153,7 @@ def test_a_source_is_counted_before_the_text():
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"length": 1}, "length >= 2"), ({"rounds": 0}, "rounds"), ({"explore": -1.0}, "explore >= 0"),
+    [({"length": 1}, "length >= 2"), ({"rounds": 0}, "rounds"), ({"explore": float("inf")}, "finite explore >= 0"),
      ({"paths": 97}, "at most 96 nodes in 24 rounds"), ({"slots": 1000}, "power of two")],
 )  # fmt: skip
 def test_fields(fields, message):

@@ -24,6 +24,8 @@ Ids = tuple[int, ...]
 
 CHUNK = 2048
 """The number of positions whose distributions exist at a time."""
+SHARE = 8
+"""If the draft has at most one of so many tokens, the target's distributions over them are kept for the gradient."""
 
 
 @jax.tree_util.register_dataclass
@@ -177,12 +179,12 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
     """At the places `[B, T]` of the target's distributions: `Distribution.known`, and every guess's loss, acceptance
     and agreement.
 
-    Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient. The
-    target's over fewer tokens than it has are kept, since the product with all of its tokens would be most of the work.
+    Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient. Only
+    the target's over a small part of its tokens are kept, since the product with all of them would be most of the work.
     """
     length, size = teacher.batch.tokens.shape[1], positions_at_a_time(teacher.batch)
     grounds, dist_of = teacher.grounds, teacher.dist
-    if teacher.ids:
+    if teacher.ids and SHARE * len(teacher.ids) <= jax.eval_shape(teacher.unembed, grounds).shape[-1]:
         grounds, dist_of = chunked(teacher.dist, grounds, size), lambda dist: dist
     inputs = grounds, [guess.aligned(length) for guess in guesses], teacher.labels
 

@@ -162,6 +162,21 @@ def test_distributions_of_some_slots_at_a_time_change_nothing(name, monkeypatch)
     assert shown(4) > 0 == shown(14)  # logits over the draft's vocabulary
 
 
+def test_distributions_over_few_tokens_are_kept(monkeypatch):
+    """The target's product with all of its tokens is in the forward pass alone, and nothing else changes."""
+    objective = OBJECTIVES["eagle3"](IDS[:4])
+    target = tiny.target_params()
+    params, told, products = objective.init(jax.random.key(0), target), [], []
+    for share in (8, 9):
+        monkeypatch.setattr(of_teacher, "SHARE", share)
+        run = lambda p: objective.loss(p, target, batch(), jax.random.key(1))
+        told.append(jax.jit(jax.value_and_grad(run, has_aux=True))(params))
+        shown = str(jax.make_jaxpr(jax.grad(lambda p, run=run: run(p)[0]))(params))
+        products.append(len(re.findall(r":f32\[3,\d+,32\] = dot_general", shown)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *told)
+    assert 0 < products[0] < products[1]
+
+
 def test_what_an_unrolled_pass_sees():
     seen = Batch(np.zeros((1, 6), np.int32), np.ones((1, 6), bool)).pairs(2).visible
     for t in range(5):

@@ -332,7 +332,8 @@ def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
         raise ValueError(f"{what} has the presets paper and small, not {fields['preset']!r}")
     if fields["preset"] == "small":
         return own
-    if clash := {"expander", "rule"} & own.keys():
+    clash = {"expander", "rule"} & own.keys() if entry.expander else set()
+    if clash:
         raise ValueError(f"{what}: preset=paper and {min(clash)} both choose the tree: leave one of them out")
     return {**entry.published, **own}
 

@@ -58,7 +58,7 @@ class Schema:
 def read(path: str | Path, most: int) -> list[Schema]:
     """The schemas of a folder, at most `most` of each dataset.
 
-    The folder has files `.json`, or folders of such files, one for each dataset. A file has one of these forms:
+    The folder has files `.json`, and folders of such files, one for each dataset. A file has one of these forms:
 
     - a schema;
     - an object with `schema` and `tests`, as in MaskBench; the dataset is what stands before `---` in its name, if anything;
@@ -70,7 +70,7 @@ def read(path: str | Path, most: int) -> list[Schema]:
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(path)!r} with schemas")
-    files = sorted(folder.glob("*.json")) or sorted(folder.glob("*/*.json"))
+    files = [*sorted(folder.glob("*.json")), *sorted(folder.glob("*/*.json"))]
     taken: Counter[str] = Counter()
     schemas = []
     for file in files:
@@ -114,7 +114,7 @@ class Made:
 
     Attributes:
       schema: the schema.
-      constraint: made of it; None if it was refused.
+      constraint: made of it; None if it was refused, or is not needed any more.
       why: what was wrong if it was refused, in one line.
       seconds: how long it took until the first tokens were known.
       wrong: how many invalid instances can be written.
@@ -130,7 +130,7 @@ class Made:
 
     @property
     def declared(self) -> bool:
-        return self.constraint is not None
+        return not self.why
 
     @property
     def true(self) -> bool | None:

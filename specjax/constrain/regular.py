@@ -80,7 +80,7 @@ def _index(pattern: str, line: str) -> Any:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM], input=pattern.encode(), capture_output=True, timeout=SECONDS
+            [sys.executable, "-P", "-c", _PROGRAM], input=pattern.encode(), capture_output=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired as error:
         raise ValueError(

@@ -47,8 +47,12 @@ class Vocabulary:
         return _tokens(self.tokenizer, self.size)
 
     def spelled(self, text: str) -> list[int] | None:
-        """Tokens that write a text, each as long as can be; None if there are none."""
-        known, rest, found = first_of(self.tokens), text.encode(), []
+        """Tokens that write a text, each as long as can be; None if there are none, or for what is no text of Unicode."""
+        try:
+            rest = text.encode()
+        except UnicodeEncodeError:  # half of a pair of surrogates
+            return None
+        known, found = first_of(self.tokens), []
         longest = _longest(self.tokens)
         while rest:
             size = next((size for size in range(min(longest, len(rest)), 0, -1) if rest[:size] in known), 0)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specjax.about import About, Named
 from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner
 from specjax.expand.early_stop import EarlyStop, GoesOn
-from specjax.lm import LM
+from specjax.lm import LM, Wants
 from specjax.sharding.rules import replicated
 from specjax.tree import Tree
 
@@ -276,11 +276,19 @@ class Cut(RuledDrafter):
     is_chain = of_inner("is_chain")
     children = of_inner("children")
 
+    @property
+    def rungs(self):
+        return tuple(sorted({1, *super().rungs}))  # a look-up may find nothing
+
     def bind(self, target: LM):
         inner, rule = self.drafter.bind(target), type(self.rule).__name__
         if not (inner.is_chain and inner.plain_tree):
             raise ValueError(
                 f"the rule {rule} ends chains, and {type(inner).__name__} grows a tree or reads further slots"
+            )
+        if inner.wants != Wants():
+            raise ValueError(
+                f"the rule {rule} cuts chains that are copied, and {type(inner).__name__} learns from the target"
             )
         if not self.rule.of_rates:
             raise ValueError(

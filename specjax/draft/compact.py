@@ -54,7 +54,8 @@ class CompactLM(TrimmedLM):
     def whole(self, params: Any) -> tuple[Any, Any]:
         """The same model with V tokens and a head of its own, for programs that know no other, and its parameters.
 
-        A token that is not kept has the logit of the first kept one, so greedy drafts are the same.
+        A token that is not kept has the logit of the first kept one. Where that is the likeliest, another program may draft
+        another token; such drafts are rejected.
         """
         from specjax.models.embedding import EmbeddingConfig
         from specjax.models.widening import untied

@@ -124,6 +124,9 @@ class NgramMod(ChainDrafter):
     def observe(self, params, draft, proposal, output, verdict):
         width = min(self.length, verdict.emitted.shape[1])
         own = jnp.where((verdict.committed > 0)[:, None], draft.chain[:, :width], -1)
+        tree = proposal.tree  # a rule may have cut the chain
+        deepest = jnp.where(tree.valid, tree.depth, 0).max(axis=1, keepdims=True)
+        own = jnp.where(jnp.arange(width)[None] < deepest, own, -1)
         drafted = (own >= 0).sum()
         written = jnp.arange(width)[None] < verdict.committed[:, None]
         accepted = jnp.cumprod((own == verdict.emitted[:, :width]) & (own >= 0) & written, axis=1).sum()

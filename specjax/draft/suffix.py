@@ -113,14 +113,13 @@ class Suffix(TextsDrafter):
     def init(self, params, batch, capacity):
         if not self.pieces:
             return None
-        if self.pieces < batch:
-            raise ValueError(f"suffix keeps {self.pieces} pieces for {batch} rows: give it at least one for each, or 0")
-        pieces = jnp.full((self.pieces, self.piece + 1), -1, jnp.int32)
+        count = max(self.pieces, batch)  # at least one for each row
+        pieces = jnp.full((count, self.piece + 1), -1, jnp.int32)
         if self.filled:
             tokens = params["draft"]["tokens"][-self.pieces * self.piece :].astype(jnp.int32)
             tokens = jnp.pad(tokens, (0, -len(tokens) % self.piece), constant_values=-1)
             tokens = jnp.where(tokens < (self.vocab_size or 0), tokens, -1).reshape(-1, self.piece)
-            pieces = pieces.at[self.pieces - len(tokens) :, : self.piece].set(tokens)  # the newest
+            pieces = pieces.at[count - len(tokens) :, : self.piece].set(tokens)  # the newest
         nothing = lambda: jnp.zeros((batch,), jnp.int32)
         return Outputs(pieces, jnp.zeros((1,), jnp.int32), nothing(), nothing())
 
@@ -136,7 +135,8 @@ class Suffix(TextsDrafter):
         places = [self._matches(text, runs_of(text, recent, at < end[:, None]), at)]
         if self.pieces:
             flat = draft.pieces.reshape(1, -1)
-            age = (jnp.arange(self.pieces) - draft.head) % self.pieces
+            count = draft.pieces.shape[0]
+            age = (jnp.arange(count) - draft.head) % count
             newest = (age[:, None] * (self.piece + 1) + jnp.arange(self.piece + 1)[None]).reshape(1, -1)
             places.append(self._matches(flat, runs_of(flat, recent, flat >= -1), newest))
         tokens, runs = (jnp.concatenate(parts) for parts in zip(*places, strict=True))

@@ -101,10 +101,9 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
     every |= generation.defaults(engine.model) | given_options
     rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
-    lines = [line.options.get("constraint") for line in given if isinstance(line, jsonl.Line)]
-    files = {
-        str(file): hash_json(file.read_text()) for line in (every["constraint"], *lines) if (file := named_file(line))
-    }
+    lines = [every["constraint"], *(line.options.get("constraint") for line in given if isinstance(line, jsonl.Line))]
+    named = {file for line in {line for line in lines if isinstance(line, str)} if (file := named_file(line))}
+    files = {str(file): hash_json(file.read_text()) for file in sorted(named)}
     run = ("num_return_sequences", "logprobs", "suffix", "prompt_logprobs")
     return {
         "version": 2,

@@ -46,7 +46,7 @@ class Distribution:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A batch as the target reads it. Its distributions are made where they are needed, never all at once.
+    """A batch as the target reads it. Its distributions are made where they are needed, never all at once over all tokens.
 
     Attributes:
       batch: the text.

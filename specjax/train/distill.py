@@ -99,7 +99,7 @@ class Distill(Objective):
         params = self.export(params)
         final = read(self.draft, params, batch, Wants(final=True)).final[:, :-1]
         of_draft = lambda final: self.draft.unembed(params, final) / self.temperature
-        teacher = Teacher(batch, output, of_target_model, self.ids)
+        teacher = Teacher(batch, dataclasses.replace(output, topk=None), of_target_model, self.ids)
         loss, metrics = score(teacher, [Guess(final, of_draft, 0, 1.0)], self.divergence, mean)
         return loss, {"agreement" if name == "agreement_1" else name: value for name, value in metrics.items()}
 

@@ -13,7 +13,7 @@ from specjax.assembly.companions import Stored
 from specjax.draft import ModelDrafter
 from specjax.draft.compact import CompactLM
 from specjax.draft.head import most_frequent
-from specjax.draft.heads.compact_folder import save_compact
+from specjax.draft.heads.compact_folder import compact_folder, save_compact
 from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.sharding.distributed import is_first
@@ -38,6 +38,11 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
     full = dataclasses.replace(target, dtype="float32")  # small updates would be lost in the target's own type
     ids: tuple[int, ...] = ()
+    few = [name for name in (options.draft, options.reference) if name is not None and compact_folder(name) is not None]
+    if few:
+        raise ValueError(
+            f"{few[0]!r} is a draft model of few tokens, which starts from --draft-config, not from another one"
+        )
     if options.draft is not None:
         drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm

@@ -47,6 +47,7 @@ def test_sentencepiece_tokens_are_what_is_decoded():
     pieces = ["</s>", "a", "\u2581b", "\u2581\u2581", "<0x0A>", "<0xC3>", "<0xA9>", "é"]
     added = [AddedToken("<pad>", special=True), AddedToken("<think>", special=False)]
     own = of(decoders.Sequence(parts), pieces, added)
+    assert own.spelled("a b") == [1, 2] and own.spelled("\ud800") is None
     assert own.tokens[1:] == (b"a", b" b", b"  ", b"\n", b"\xc3", b"\xa9", "é".encode(), None, b"<think>", None, None)
     decode = own.tokenizer.backend_tokenizer.decode
     for row in ((1, 2, 3, 1), (1, 4, 5, 6, 7), (1, 9, 2)):

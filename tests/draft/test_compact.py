@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import CONFIG, complete, params, plain, same
+from support.conformance import TARGET as CONFORMANCE
 from support.published import toy
 from support.shapes import changed
 from support.small_training import TARGET, target_params
@@ -18,6 +19,7 @@ from specjax.bench.peers.folders import draft_of
 from specjax.draft import ModelDrafter
 from specjax.draft.compact import CompactLM
 from specjax.draft.heads.compact_folder import save_compact
+from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
 from specjax.lm import Block, Wants
@@ -118,9 +120,19 @@ def test_a_command_makes_one(tmp_path, capsys):
     assert cli.main([*map(str, words), "--output", str(tmp_path / "few")]) == 0
     drafter, own = build_drafter(f"draft:model={tmp_path / 'few'}", models.load(tmp_path / "target"))
     assert drafter.lm.kept == len(own["ids"]) == 12 and drafter.lm.vocab_size == 32
+    again = [*words[:2], *words[6:], "--draft", tmp_path / "few", "--output", tmp_path / "other"]
+    assert cli.main([*map(str, again)]) == 2 and "starts from --draft-config" in capsys.readouterr().err
     (tmp_path / "shape.json").write_text(json.dumps({**shape, "vocab_size": 32}))
     assert cli.main([*map(str, words), "--output", str(tmp_path / "other")]) == 2
     assert "has a vocab_size, and --draft-vocabulary says another" in capsys.readouterr().err
+
+
+def test_it_is_widened_as_it_is():
+    lm, own = compact()
+    drafter, wide = widen_head(ModelDrafter(lm).bind(CONFORMANCE), own, 2)
+    assert isinstance(drafter.lm, CompactLM) and drafter.lm.vocab_size == V and drafter.lm.kept == lm.kept
+    of = lambda lm, own: lm(own, BLOCK, None, wants=Wants(logits=True)).logits
+    np.testing.assert_allclose(of(drafter.lm, wide), of(lm, own), atol=1e-4)
 
 
 def test_another_program_gets_the_whole_model():

@@ -140,7 +140,9 @@ def test_what_it_cannot_be():
 
 
 def test_its_line_of_text():
-    """The rule's fields stand beside the drafter's; what neither has is refused."""
+    """The rule's fields stand beside the drafter's; what neither has is refused. A look-up's preset chooses no tree."""
+    made = parse("drafter", REGISTRY, "sam:preset=paper,rule=goodput,draft_pass=0")
+    assert made.drafter.fields["length"] == 59 and made.rule == Goodput(draft_pass=0.0)
     made = parse("drafter", REGISTRY, "draft:model=tiny-draft,rule=goodput,length=4,target_pass=3")
     assert (made.rule, made.length, made.drafter.asked) == (Goodput(target_pass=3.0), 4, "tiny-draft")
     for line, why in (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.draft import NgramMod, Verdict, View
+from specjax.draft import NgramMod, Proposal, Verdict, View
 from specjax.draft.ngram_mod import CHUNK, index
 from specjax.reference.drafting import NgramTable
 from specjax.tree import Topology, Tree
@@ -78,13 +78,14 @@ def test_it_is_cleared_after_low_steps_in_a_row_and_for_a_text_when_it_is_full()
     state = propose(DRAFTER.init({}, B, L), view).draft
     some = jnp.broadcast_to(jnp.arange(6)[None], (B, 6))
     chain = lambda count: jnp.where(some[:, :5] < count, 4, -1)
+    whole = Proposal(Tree.of(Topology.chain(5), some, jnp.ones((B, 6), bool)), ())
     verdict = lambda accepted: Verdict(
         some, jnp.full(B, accepted), jnp.zeros(B, int), jnp.full(B, accepted + 1), jnp.where(some < accepted, 4, 8)
     )
     for drafted, accepted, low in ((4, 0, 1), (0, 0, 1), (4, 1, 0), *[(4, 0, i) for i in (1, 2, 3, 4, 5)]):
         marked = dataclasses.replace(state, entries=state.entries.at[50].set(7))
         assert int(propose(marked, view).draft.entries[50]) == 7
-        state = observe(dataclasses.replace(state, chain=chain(drafted)), None, None, verdict(accepted))
+        state = observe(dataclasses.replace(state, chain=chain(drafted)), whole, None, verdict(accepted))
         assert int(state.low[0]) == low
     after = propose(dataclasses.replace(state, entries=state.entries.at[50].set(7)), view)
     assert drafts(after.tree) == [[3, 1, 2, 3, 1]] * B
@@ -114,3 +115,7 @@ def test_what_another_drafter_beside_it_drafts_does_not_count():
         )
         low.append(drafter.observe({}, state, SimpleNamespace(tree=tree), None, verdict).low.tolist())
     assert low == [[0], [0], [1]]
+    verdict = SimpleNamespace(emitted=jnp.tile(jnp.asarray([4, 9, 9]), (3, 1)), committed=jnp.asarray([2, 2, 2]))
+    cut = Tree.of(Topology.chain(3), jnp.ones((3, 4), jnp.int32), jnp.broadcast_to(jnp.arange(4) < 2, (3, 4)))
+    state = dataclasses.replace(state, chain=jnp.asarray([[4, 5, 6]] * 3))
+    assert drafter.observe({}, state, SimpleNamespace(tree=cut), None, verdict).low.tolist() == [0]

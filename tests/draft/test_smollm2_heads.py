@@ -30,7 +30,7 @@ def test_the_page_says_what_its_files_do():
 
 
 @pytest.mark.slow
-@pytest.mark.covers("smollm2", "compact", "eagle3", "medusa")
+@pytest.mark.covers("smollm2", "eagle3")
 def test_their_text_is_plain_decodings():
     try:
         model = models.load(finding.installed("smollm2"))

@@ -53,6 +53,14 @@ def test_the_loss_is_the_divergence_of_both_distributions(divergence, temperatur
     assert metrics["weight"] == mask.sum()
 
 
+def test_captured_likeliest_tokens_beside_features_change_nothing():
+    objective, given = Distill(tiny.TARGET, tiny.DRAFT), batch()
+    output = read(tiny.TARGET, tiny.target_params(), given, Wants(final=True, topk=2))
+    told = dataclasses.replace(given, output=output)
+    value = lambda of: float(loss_of(objective, tiny.draft_params(), tiny.target_params(), of, KEY)[0])
+    np.testing.assert_allclose(value(told), value(given), rtol=1e-5)
+
+
 def test_what_is_not_to_be_predicted_counts_nothing():
     """Other padding must not show, another prompt must."""
     objective = Distill(tiny.TARGET, tiny.DRAFT)

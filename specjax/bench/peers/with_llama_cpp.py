@@ -26,7 +26,7 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen
 NEEDS = "--peer llama.cpp needs its packages: pip install 'specjax[peers]' (which builds llama.cpp, for some minutes)"
 
 CRASHES = (
-    "left out llama.cpp on {}: it dies there, as it does after a build with GCC 12.2, whose AMX code is wrong. "
+    "it dies there, as it does after a build with GCC 12.2, whose AMX code is wrong. "
     'CXXFLAGS="-fno-tree-dse -fno-dse" pip install --force-reinstall --no-binary llama-cpp-python llama-cpp-python mends it'
 )
 
@@ -81,10 +81,14 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.close()
 
 
-def survives(file: Path) -> bool:
-    """Whether llama.cpp writes a token from a file, tried in a process of its own."""
+def fails(file: Path) -> str:
+    """Why llama.cpp writes no token from a file, tried in a process of its own; empty if it does."""
     code = "import sys, llama_cpp; next(llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False).generate([1, 2, 3]))"
-    return subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-P", "-c", code, str(file)], capture_output=True)
+    if done.returncode < 0:
+        return CRASHES
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+    return said[0] if done.returncode else ""
 
 
 def interleaved(kernel: np.ndarray, heads: int) -> np.ndarray:
@@ -183,10 +187,10 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], longest: 
             modes["draft (our wrapper)"] = (load(folder, SecondLlama(second)), second)
     own = plain.model.path
     if options.widen is None and own is not None and own.suffix == ".gguf":
-        if survives(own):
-            modes["greedy, the file as stored"] = (read(own), None)
+        if why := fails(own):
+            note(f"left out llama.cpp on {own.name}: {why}")
         else:
-            note(CRASHES.format(own.name))
+            modes[f"{next(iter(modes))}, the file as stored"] = (read(own), None)
     asked = plain.filled({"temperature": options.temperature or None})
     how = {"temp": asked.get("temperature", 0.0), "repeat_penalty": asked.get("repetition_penalty", 1.0)}
     how |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | {n: asked[n] for n in ("top_k", "top_p", "min_p") if n in asked}

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from specjax.draft.adaptive import Adaptive
+from specjax.draft.adaptive import RuledDrafter
 from specjax.draft.base import Drafter
 from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.feature import SIZES, sizes
@@ -41,7 +41,7 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
         parts = (None, None) if params is None else params
         (a, first), (b, second) = (widen_head(d, own, k) for d, own in zip((drafter.a, drafter.b), parts, strict=True))
         return dataclasses.replace(drafter, a=a, b=b), None if params is None else (first, second)
-    if isinstance(drafter, Adaptive):
+    if isinstance(drafter, RuledDrafter):
         own = params or {"drafter": None, "rule": None}
         inner, first = widen_head(drafter.drafter, own["drafter"], k)
         rule = tiled({"head": own["rule"]}, k, 1)["head"]  # it reads one feature
@@ -67,7 +67,8 @@ def _has_width(value: Any) -> bool:
 
 def _wider(value: Any, k: int) -> Any:
     if isinstance(value, TrimmedLM):
-        return TrimmedLM(_wider(value.lm, k))
+        changes: dict[str, Any] = {"lm": _wider(value.lm, k)}
+        return dataclasses.replace(value, **changes)
     if isinstance(value, PaddedLM):
         return PaddedLM(_wider(value.lm, k), value.vocab_size)
     return wider_config(value, k) if isinstance(value, ModelConfig) else wider_lm(value, k)

@@ -23,7 +23,7 @@ from typing import Any
 from specjax import models
 from specjax.bench.peers.folders import target_folder
 from specjax.bench.peers.with_transformers import TransformersPeer
-from specjax.bench.run import Lap, measure
+from specjax.bench.run import Lap, Theirs, measure
 from specjax.bench.stdlib import heldout_functions
 from specjax.jobs import jsonl
 from specjax.models import DEFAULT_MODEL
@@ -121,7 +121,7 @@ def compare(
     if peer and not prefix:
         with tempfile.TemporaryDirectory() as scratch:
             model = TransformersPeer.load(target_folder(engine, Path(scratch)), engine.model.dtype.name)
-        contestants["transformers"] = TransformersPeer(model, requests, slots)
+        contestants["transformers"] = Theirs(TransformersPeer(model, slots), requests, slots)
     laps = measure(contestants, repeats, lambda name: None)
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     texts = {name: own[0].tokens for name, own in laps.items()}

@@ -21,13 +21,12 @@ from specjax.evaluate.statistics import wilson
 
 HERE = Path(__file__).resolve().parent
 MARKED = re.compile(r"<!-- lossy -->\n.*?<!-- end -->", re.DOTALL)
-OPEN, EACH, TOKENS = 16, 8, 48
+OPEN, EACH, TOKENS = 12, 6, 40
 """Questions without a right answer, tasks of each of three kinds, and new tokens at most."""
 RULES = "typical", "ears", "fly:window=1", "lantern", "lenient", "reflective", "reverse"
 WAYS: dict[str, dict[str, Any]] = {
     "coupled": {"drafter": "eagle3"},
     **{rule: {"drafter": f"eagle3:verifier=({rule})"} for rule in RULES},
-    "cache=ems": {"decode": "plain:cache=(ems)"},
     "weights=int8": {"weights": "int8", "drafter": "none"},
     "weights=int4": {"weights": "int4", "drafter": "none"},
 }

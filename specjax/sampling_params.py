@@ -53,6 +53,28 @@ def is_set(name: str, value: Any) -> bool:
     return bool(len(value)) if listed else value != FIELDS[name].default
 
 
+def check_walked(options: Any, how: str, obeys: bool) -> None:
+    """Raises ValueError if options turn on a warper that walks along the text, and tokens that it forbids might be written.
+
+    Args:
+      options: see `in_use`.
+      how: the way to decode, in words.
+      obeys: whether that way writes only what the warpers leave.
+    """
+    strict = [each.switches[0] for each in WARPERS if each.walks and in_use(each, options)]
+    if not strict:
+        return
+    if not obeys:
+        raise ValueError(
+            f"{how} may write tokens that a {strict[0]} forbids: leave {strict[0]} out, or decode otherwise"
+        )
+    forcing = [name for each in WARPERS for name in each.forces if is_set(name, getattr(options, name))]
+    if forcing:
+        raise ValueError(
+            f"{forcing[0]} forces a token that a {strict[0]} may forbid: set it to -1, or leave {strict[0]} out"
+        )
+
+
 def worded(options: Any, tokenizer: Any) -> dict[str, Any]:
     """The lists that options leave to a tokenizer (`specjax.warpers.lists.listing`), for the warpers that they turn on.
 

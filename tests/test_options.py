@@ -1,10 +1,8 @@
 """Options are written once: `generate`, the command line, input lines and the engine agree about them."""
 
 import dataclasses
-import importlib.util
 import inspect
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +24,6 @@ from specjax.serve.sampling import check_options
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 from specjax.warpers import WARPERS
 
-ROOT = Path(__file__).parents[1]
 OF_GENERATE = (ModelOptions, DecodeOptions, PromptOptions, RunOptions)
 """What `specjax generate` has in common with `specjax.generate`."""
 
@@ -104,14 +101,6 @@ def test_flags_come_from_the_classes_of_options(command, cls, parts):
     assert set(flags.of_commands()[command]) - {"-h", "--help"} == flags_of(cls) >= of_parts
     own = {field.name for field in dataclasses.fields(cls)} - {name for part in parts for name in defaults_of(part)}
     assert not own or command == "eval"
-
-
-@pytest.mark.parametrize("name", ("flags", "sampling_fields"))
-def test_written_modules_are_up_to_date(name):
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    assert getattr(tables, name)() == (ROOT / f"specjax/{name}.py").read_text(), "run python docs/tables.py"
 
 
 def from_words(*words):

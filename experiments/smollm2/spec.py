@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specjax.bench.spec import TASKS
+from specjax.bench.spec import TASKS, label, overview
 from specjax.viz.picture import Picture
 
 HERE = Path(__file__).resolve().parent
@@ -59,41 +59,6 @@ def there() -> list[str]:
     return [name for name in RUNS if (HERE / f"{name}.json").exists()]
 
 
-def label(decoder: str) -> str:
-    """Ours as code, a peer in words."""
-    return decoder.replace(" ", ", ", 1) if " " in decoder else f"`{decoder}`"
-
-
-def overall(name: str) -> Iterator[tuple[str, ...]]:
-    """A run over all questions: tokens per step, speed, and its ratios to plain decoding and to each peer's best."""
-    rows = report(name)["rows"]
-    speed = {row["decoder"]: row["overall"]["tokens_per_second"] for row in rows}
-    best = {}
-    for decoder, own in speed.items():
-        peer = decoder.partition(" ")[0]
-        if " " in decoder and "stored" not in decoder:
-            best[peer] = max(best.get(peer, 0.0), own)
-    yield (
-        "decoder",
-        "tokens per step",
-        "tokens/s",
-        "ratio to plain",
-        *(f"to {peer}'s best" for peer in best),
-        "plain's texts",
-    )
-    for row in rows:
-        own, steps, same = speed[row["decoder"]], row["overall"]["mean_accepted"], row["identical_texts"]
-        ratios = (f"{own / other:.2f}" for other in (speed["none"], *best.values()))
-        asked = row["overall"]["questions"]
-        yield (
-            label(row["decoder"]),
-            "" if steps is None else f"{steps:.2f}",
-            f"{own:.1f}",
-            *ratios,
-            "" if same is None else f"{same} of {asked}",
-        )
-
-
 def by_task(name: str) -> Iterator[tuple[str, ...]]:
     """Tokens per step, and in brackets the ratio to plain decoding, by task."""
     yield "decoder", *(task.replace("_", " ") for task in TASKS)
@@ -117,7 +82,7 @@ def tables() -> Iterator[str]:
     for name in there():
         found = report(name)
         yield f"\n{TITLES[name]} (`{name}.json`):\n\n```\n{found['command']} --input question.jsonl\n```\n"
-        yield from table(overall(name))
+        yield from table(overview(found["rows"]))
         yield "\nThe same by task: tokens per step, and in brackets the ratio to plain decoding.\n"
         yield from table(by_task(name))
 

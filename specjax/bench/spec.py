@@ -9,7 +9,7 @@ import dataclasses
 import json
 import statistics
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +164,34 @@ def answer_lines(answers: Sequence[Answer], model: str, now: Callable[[], float]
         }
         line = {"question_id": answer.question.id, "category": answer.question.category, "answer_id": uuid.uuid4().hex}
         yield json.dumps({**line, "model_id": model, "choices": [choice], "tstamp": now()})
+
+
+def label(decoder: str) -> str:
+    """A row's decoder in Markdown: ours as code, a peer in words.
+
+    >>> label("draft"), label("transformers greedy")
+    ('`draft`', 'transformers, greedy')
+    """
+    return decoder.replace(" ", ", ", 1) if " " in decoder else f"`{decoder}`"
+
+
+def overview(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The lines of a table over all questions, from the rows of `--json`: tokens per step, speed, and its ratios to plain
+    decoding and to the best mode of each peer. A file as it is stored is another model, and no such mode."""
+    speed = {row["decoder"]: row["overall"]["tokens_per_second"] for row in rows}
+    best: dict[str, float] = {}
+    for decoder, own in speed.items():
+        peer, mode, _ = decoder.partition(" ")
+        if mode and "stored" not in decoder:
+            best[peer] = max(best.get(peer, 0.0), own)
+    ratios = "ratio to plain", *(f"to the best of {peer}" for peer in best)
+    yield "decoder", "tokens per step", "tokens/s", *ratios, "plain's texts"
+    for row in rows:
+        own, steps, same = speed[row["decoder"]], row["overall"]["mean_accepted"], row["identical_texts"]
+        yield (
+            label(row["decoder"]),
+            "" if steps is None else f"{steps:.2f}",
+            f"{own:.1f}",
+            *(f"{own / other:.2f}" for other in (speed["none"], *best.values())),
+            "" if same is None else f"{same} of {row['overall']['questions']}",
+        )

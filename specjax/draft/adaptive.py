@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from specjax.about import About, Named
+from specjax.about import About, Named, abouts
 from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM, Wants
@@ -281,18 +281,19 @@ class Cut(RuledDrafter):
         return tuple(sorted({1, *super().rungs}))  # a look-up may find nothing
 
     def bind(self, target: LM):
-        inner, rule = self.drafter.bind(target), type(self.rule).__name__
+        inner = self.drafter.bind(target)
+        rule, name = (abouts(type(one))[0].name for one in (self.rule, inner))
         if not (inner.is_chain and inner.plain_tree):
             raise ValueError(
-                f"the rule {rule} ends chains, and {type(inner).__name__} grows a tree or reads further slots"
+                f"rule={rule} ends chains, and {name} grows a tree or reads further slots: leave the rule out"
             )
         if inner.wants != Wants():
             raise ValueError(
-                f"the rule {rule} cuts chains that are copied, and {type(inner).__name__} learns from the target"
+                f"rule={rule} cuts chains that are copied, and {name} learns from the target: leave the rule out"
             )
         if not self.rule.of_rates:
             raise ValueError(
-                f"the rule {rule} reads a draft's probabilities, and {type(inner).__name__} has none: choose online or goodput"
+                f"rule={rule} reads a draft's probabilities, and {name} has none: choose online or goodput"
             )
         return dataclasses.replace(self, drafter=inner)
 

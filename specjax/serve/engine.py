@@ -24,7 +24,7 @@ from specjax.models.token_ids import one, shown
 from specjax.names import check_keywords, named
 from specjax.prompts import identity
 from specjax.sampling import row_keys
-from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, made, worded
+from specjax.sampling_params import FIELDS, check_walked, form_of, in_use, is_set, listed_ids, made, worded
 from specjax.search import Search, Selection, Stepwise
 from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
@@ -222,18 +222,7 @@ class Engine:
 
     def _made(self, request: Request) -> dict[str, Any]:
         """The options of a request that the model's vocabulary makes tables of."""
-        strict = [each.switches[0] for each in WARPERS if each.walks and in_use(each, request)]
-        if strict and (self.writes_steps or not self.decoder.obeys):
-            raise ValueError(
-                f"{self._how} may write tokens that a {strict[0]} forbids: leave {strict[0]} out, or decode otherwise"
-            )
-        forcing = [
-            name for name in ("forced_bos_token_id", "forced_eos_token_id") if is_set(name, getattr(request, name))
-        ]
-        if strict and forcing:
-            raise ValueError(
-                f"{forcing[0]} forces a token that a {strict[0]} may forbid: set it to -1, or leave {strict[0]} out"
-            )
+        check_walked(request, self._how, obeys=not self.writes_steps and self.decoder.obeys)
         room = min(request.max_new_tokens, self.max_length - len(request.ids))
         own = dataclasses.replace(self.vocabulary, eos=()) if request.ignore_eos else self.vocabulary
         return made(request, own, room)

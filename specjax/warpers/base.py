@@ -181,6 +181,7 @@ class Warper(abc.ABC):
       usual: whether every state has a column for it, used or not.
       removes: whether it may leave no token at all.
       reads_limit: whether it depends on where a text must end.
+      forces: parameters that put one token in the place of all others, whatever other warpers leave.
       chooses: whether its scores decide which token is taken, and belong to no distribution: for greedy rows alone.
       carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
       text.
@@ -194,6 +195,7 @@ class Warper(abc.ABC):
     usual: ClassVar[bool] = False
     removes: ClassVar[bool] = False
     reads_limit: ClassVar[bool] = False
+    forces: ClassVar[tuple[str, ...]] = ()
     chooses: ClassVar[bool] = False
     carries: ClassVar[bool] = False
     walks: ClassVar[bool] = False

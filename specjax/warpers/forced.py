@@ -62,6 +62,7 @@ class Forced(Warper):
     reads_text = True
     removes = True
     reads_limit = True
+    forces = "forced_bos_token_id", "forced_eos_token_id"
 
     forced_bos_token_id: int = _token("the token after a text of one token, such as a decoder's start")
     forced_eos_token_id: int = _token("the token at the last place before a text's limit")

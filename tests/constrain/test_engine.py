@@ -156,6 +156,14 @@ def test_ways_that_do_not_obey_are_refused(decode):
     assert engine.request("a", constraint="", temperature=1.0)
 
 
+@pytest.mark.parametrize("name", ("forced_bos_token_id", "forced_eos_token_id"))
+def test_tokens_that_are_forced_are_refused_beside_a_constraint(name):
+    engine = Engine(model(), decode=Plain())
+    with pytest.raises(ValueError, match=f"{name} forces a token that a constraint may forbid: set it to -1"):
+        engine.request("a", constraint=CHOICE, **{name: 3})
+    assert engine.request("a", constraint=CHOICE, **{name: -1}) and engine.request("a", **{name: 3})
+
+
 def test_what_a_model_cannot_do_is_one_line():
     engine = Engine(model(), decode=Plain())
     for options, said in (

@@ -170,11 +170,13 @@ def test_a_drafter_must_show_its_features():
         adaptive(Medusa(heads=5), Acceptance(), 3).bind(TARGET)
     with pytest.raises(ValueError, match="reads the draft's features, and PEagle shows none"):
         adaptive(PEagle(), Acceptance(), 3).bind(TARGET)
-    with pytest.raises(ValueError, match="the rule Confidence ends chains, and Kangaroo grows a tree"):
+    with pytest.raises(ValueError, match="rule=confidence ends chains, and kangaroo grows a tree"):
         adaptive(Kangaroo(exit_layer=1), Confidence(0.5), 3).bind(TARGET)
-    with pytest.raises(ValueError, match="cuts chains that are copied, and Jacobi learns from the target"):
+    with pytest.raises(
+        ValueError, match="rule=online cuts chains that are copied, and jacobi learns from the target: leave"
+    ):
         adaptive(Jacobi(3), Online()).bind(TARGET)
-    with pytest.raises(ValueError, match="PromptLookup has none: choose online or goodput"):
+    with pytest.raises(ValueError, match="prompt_lookup has none: choose online or goodput"):
         adaptive(PromptLookup(), Confidence(0.5)).bind(TARGET)
     with pytest.raises(ValueError, match="cost > 0"):
         Online(cost=0.0)

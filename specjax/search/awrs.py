@@ -41,7 +41,7 @@ def weighted_draw(
     orders = [jax.lax.top_k(log_probs + own, tries)[1] for own in noise]
     probs = [jnp.exp(jnp.take_along_axis(log_probs, order, axis=1)) for order in orders]
     again = (log_probs.max(axis=1) >= math.log(PEAKED)) & (tries == vocab)
-    found = check(*orders, again)
+    found = check(orders[0], orders[1], again)
     allowed = [own & (p > 0) for own, p in zip(jnp.moveaxis(found, 1, 0), probs, strict=True)]
     first = jnp.argmax(allowed[0], axis=1)
     rows = jnp.arange(first.shape[0])[:, None]

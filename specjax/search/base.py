@@ -118,6 +118,11 @@ class SearchSettings(Decode):
     _: dataclasses.KW_ONLY
     processors: tuple[Processor, ...] = ()
 
+    @property
+    def per_token(self) -> str:
+        """Which texts it writes, and at what cost per token, in words that follow a number of tokens."""
+        return ""
+
     @abc.abstractmethod
     def decoder(self, target: LM, mesh: jax.sharding.Mesh | None) -> "Search":
         """The search, as a decoder of a model."""

@@ -114,6 +114,10 @@ class Smc(SearchSettings):
         if self.weights not in ("auto", "exact", "awrs"):
             raise ValueError(f'weights must be "auto", "exact" or "awrs", got {self.weights!r}')
 
+    @property
+    def per_token(self) -> str:
+        return f" of the drawn texts, a step of all {self.particles} particles for each"
+
     def decoder(self, target: LM, mesh: Any) -> "SmcSearch":
         return SmcSearch(target, self, mesh)
 

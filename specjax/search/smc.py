@@ -205,16 +205,16 @@ class SmcSearch(Search):
         moves = live & (effective < self.how.resample_below * count)
         ends = jnp.cumsum(share, axis=1)
         at = (uniform(state.key, length[:, None], RESAMPLE) + jnp.arange(count)[None]) / count * ends[:, -1:]
-        source = (ends[:, None, :] <= at[:, :, None]).sum(axis=2)
-        source = jnp.where(moves[:, None], jnp.minimum(source, count - 1), jnp.arange(count)[None])
+        last = (ends < ends[:, -1:]).sum(axis=1, keepdims=True)  # that has a weight, should a place be rounded up
+        source = jnp.minimum((ends[:, None, :] <= at[:, :, None]).sum(axis=2), last)
+        source = jnp.where(moves[:, None], source, jnp.arange(count)[None])
         return source, jnp.where(moves[:, None], total - jnp.log(count), scores), moves
 
     def _ended(self, state, beams) -> Weighted:
         """The particles as texts, those that have ended."""
         ended, weights = beams.finish != Finish.RUNNING, beams.scores
-        noise = gumbel_at(state.key, state.prompt_length[:, None], jnp.arange(weights.shape[1])[None, None], CHOICE)[
-            :, 0
-        ]
+        each = jnp.arange(weights.shape[1])[None, None]
+        noise = gumbel_at(state.key, state.prompt_length[:, None], each, CHOICE)[:, 0]
         evidence = jax.nn.logsumexp(weights, axis=1, keepdims=True) - jnp.log(weights.shape[1])
         return Weighted(
             beams.tokens,

@@ -123,7 +123,7 @@ class Asap(SearchSettings):
     given that it is in the language. The model's own is that after all warpers except the constraint, cut at the row's
     limit.
 
-    The row's text is the last one. The first one is what plain decoding writes at the same seed.
+    The row's text is the last one. Without filters such as top_p, the first one is plain decoding's at the same seed.
 
     Attributes:
       samples: R, which the authors set to 2,000.

@@ -23,7 +23,7 @@ from specjax.about import About, abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
 from specjax.bench.spec import overview
-from specjax.constrain.kinds import KINDS
+from specjax.constrain.kinds import DISTRIBUTIONS, KINDS
 from specjax.diffusion import Assd
 from specjax.models import LlamaLM, abstract, hf_config, tensors
 from specjax.models.families.table import FAMILIES
@@ -429,8 +429,16 @@ def constraints() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", code(own.forms), own.summary, code(own.objects), f"the {own.place}", own.guarantee
 
 
+def distributions() -> Iterator[tuple[str, ...]]:
+    """How texts under a constraint are distributed, by the way to decode."""
+    yield "`--decode`", "distribution", "texts"
+    for name, word in registry.aligned().items():
+        yield f"`{name}`" if name in registry.SEARCHES else name, word, DISTRIBUTIONS[word]
+
+
 TABLES = {
     "constraints": constraints,
+    "distributions": distributions,
     "drafters": drafters,
     "rules": lambda: listed(registry.RULES, "a chain ends"),
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),

@@ -96,13 +96,17 @@ def samplers(options: NoOptions) -> int:
 
 def constraints(options: NoOptions) -> int:
     """`specjax constraints`."""
-    from specjax.constrain.kinds import GUARANTEES, KINDS, PLACES
+    from specjax.assembly.registry import aligned
+    from specjax.constrain.kinds import DISTRIBUTIONS, GUARANTEES, KINDS, PLACES
 
     rows = [(name, own.place, own.guarantee, f"{own.summary} [{own.source}]") for name, own in KINDS.items()]
     for line, own in zip(_aligned(rows), KINDS.values(), strict=True):
         write(f"{line}\n    {', '.join(own.forms)}\n    {own.serves}\n")
     for word, said in {**PLACES, **GUARANTEES}.items():
         write(f"{word}: {said}\n")
+    write("--decode, how texts are distributed\n")
+    for name, word in aligned().items():
+        write(f"{name}: {word}, {DISTRIBUTIONS[word]}\n")
     return 0
 
 

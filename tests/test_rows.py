@@ -22,9 +22,13 @@ from specjax.models.joint import JointDistribution
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
+    Asap,
+    AsapSearch,
     Beam,
     BeamSearch,
     EntropyAdaptiveDecoder,
+    Smc,
+    SmcSearch,
     StochasticBeam,
     StochasticBeamSearch,
     Superposed,
@@ -52,13 +56,15 @@ KINDS = {
     "beam": BeamSearch(TARGET, Beam(4, 2, diversity_penalty=0.5)),
     "stochastic_beam": StochasticBeamSearch(TARGET, StochasticBeam(3)),
     "superposed": SuperposedSearch(TARGET, Superposed()),
+    "smc": SmcSearch(TARGET, Smc(3)),
+    "asap": AsapSearch(TARGET, Asap(3, 8)),
     "soft_thinking": soft_thinking(TARGET),
     "entropy_adaptive": EntropyAdaptiveDecoder(TARGET, TARGET),
 }
 
 
 def weights(name):
-    if name in ("speculative", "beam", "stochastic_beam", "superposed", "soft_thinking"):
+    if name in ("speculative", "beam", "stochastic_beam", "superposed", "smc", "asap", "soft_thinking"):
         return params()
     if name == "entropy_adaptive":
         return {"target": params()["target"], "small": params()["target"]}

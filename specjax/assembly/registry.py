@@ -143,6 +143,16 @@ OLDS = listed(caches.Old, caches)
 """Cache policies of autoregressive models."""
 
 
+def aligned() -> dict[str, str]:
+    """How texts under a constraint are distributed: keys of `specjax.constrain.kinds.DISTRIBUTIONS` by the way to decode, the
+    last one for all ways that have no name here.
+    """
+    names = {about.name: own.aligns for own in exported(SearchSettings, search) for about in abouts(own)}
+    return {name: word for name, word in names.items() if word != SearchSettings.aligns} | {
+        "all others": SearchSettings.aligns
+    }
+
+
 def build_drafter(
     drafter: "str | Drafter | tuple[Drafter, Any]", target: Any, *, mesh: Any = None, tree: str = ""
 ) -> tuple[Drafter, Any]:

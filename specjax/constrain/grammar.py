@@ -123,6 +123,53 @@ def masks(
     return out
 
 
+def tried(
+    handles: np.ndarray,
+    tokens: np.ndarray,
+    begin: np.ndarray,
+    length: np.ndarray,
+    orders: np.ndarray,
+    again: np.ndarray,
+) -> np.ndarray:
+    """Which tokens may follow, `[B, 2, M]` bool, asked one by one as `specjax.warpers.Warper.tried` needs them.
+
+    Unlike `masks`, it allows every way to write a text in tokens, also where only one text may follow.
+
+    Args:
+      handles: `[B]`, `Grammar.handle`, -1 for none.
+      tokens: `[B, L]`, the rows' texts.
+      begin: `[B]`, where their new tokens begin.
+      length: `[B]`, where they end.
+      orders: `[B, 2, M]`.
+      again: `[B]`.
+    """
+    out = np.zeros(orders.shape, bool)
+    with _LOCK:
+        for row in np.flatnonzero(np.asarray(handles) >= 0):
+            matcher = _at(int(row), int(handles[row]), tokens[row, begin[row] : length[row]].tolist())
+            if matcher is not None:
+                ends = _OPEN[int(handles[row])][0].eos_tokens
+                _try(matcher, ends, orders[row], bool(again[row]), out[row])
+    return out
+
+
+def _try(matcher: Any, ends: Sequence[int], orders: np.ndarray, again: bool, out: np.ndarray) -> None:
+    """Fills one row `[2, M]` of `tried`."""
+    may = lambda token: matcher.is_accepting() if token in ends else matcher.validate_tokens([token]) == 1
+    first = orders[0].tolist()
+    at = next((at for at, token in enumerate(first) if may(token)), None)
+    if at is None:
+        return
+    out[0, at] = True
+    if not again:
+        out[0, at + 1 : at + 2] = [may(token) for token in first[at + 1 : at + 2]]
+        return
+    refused = set(first[:at])
+    second = next((i for i, token in enumerate(orders[1].tolist()) if token not in refused and may(token)), None)
+    if second is not None:
+        out[1, second] = True
+
+
 def _at(row: int, handle: int, text: list[int]) -> Any:
     """A matcher that has read a text; None if the text is not in the language."""
     if len(_LANES) > MOST_LANES:

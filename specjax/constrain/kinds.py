@@ -9,8 +9,13 @@ GUARANTEES = {
     "every text": "every text is in the language, and a limit too short for that is an error before the work",
     "ended text": "a text that ends by itself is in the language; one that its limit cuts is the beginning of such a text",
 }
-"""What holds of the texts under a constraint. Under all kinds, every token has the model's distribution, renormalised over
-what may follow at its place."""
+"""What holds of the texts under a constraint."""
+DISTRIBUTIONS = {
+    "local": "each token has the model's distribution, renormalised over what may follow at its place",
+    "consistent": "the more particles, the nearer to the model's distribution given that the text is in the language",
+    "converging": "the more texts were drawn before, the nearer to the model's distribution given the language",
+}
+"""How texts under a constraint are distributed, which the way to decode decides; all kinds have all of them."""
 PLACES = {"device": "a table, which no step asks the host about", "host": "a matcher, which every step asks once"}
 
 

@@ -13,6 +13,8 @@ from specjax.decode.soft_thinking import SoftThinking as SoftThinking
 from specjax.search.beam import Beam as Beam
 from specjax.search.stochastic_beam import StochasticBeam as StochasticBeam
 from specjax.search.superposed import Superposed as Superposed
+from specjax.search.smc import Smc as Smc
+from specjax.search.asap import Asap as Asap
 from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from specjax.search.astar import AStar as AStar
 from specjax.search.spec_reason import SpecReason as SpecReason

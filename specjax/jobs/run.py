@@ -12,13 +12,13 @@ import numpy as np
 from specjax.about import abouts
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import make_old, make_verifier
-from specjax.decode import Beam, Decode, StochasticBeam, Superposed
 from specjax.jobs import jsonl
 from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.progress import interruptible, progress
 from specjax.models.text import text_before
+from specjax.search import SearchSettings
 from specjax.serve.record_bar import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import Turn
@@ -205,7 +205,7 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens per pass, {speed}")
     elif completer.decoding == "searched":
-        note(f"{tokens} new tokens{_step(way)}, {speed}")
+        note(f"{tokens} new tokens{way.per_token if isinstance(way, SearchSettings) else ''}, {speed}")
     elif completer.decoding == "soft":
         note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens per step, {speed}")
     elif completer.decoding == "plain":
@@ -215,16 +215,6 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
         verifier = _lossy("verifier", getattr(way, "verifier", None), make_verifier)
         parts = f"drafter {getattr(way, 'drafter', None) or completer.decoding}{verifier}{cache}"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")
-
-
-def _step(way: Decode | None) -> str:
-    """The computation of a search per token, in words; empty for a stepwise method."""
-    if isinstance(way, Superposed):
-        return f" of the best texts, a step that reads all {way.superposed_drafts} drafts as one for each"
-    if isinstance(way, Beam | StochasticBeam):
-        beams = way.num_beams if isinstance(way, Beam) else way.stochastic_beams
-        return f" of the best texts, a step of all {beams} beams for each"
-    return ""
 
 
 def _lossy(what: str, part: Any, make: Callable[[str], Any]) -> str:

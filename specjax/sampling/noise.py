@@ -22,6 +22,9 @@ CHILDREN, ORDER = 7, 8
 """Purposes: draws of a node's children with separate noise, and the order in which a verifier tries them."""
 MIXTURE = 9
 """Purpose: the weights of a mixture of tokens, unless the shared Gumbel vector makes them."""
+RESAMPLE, CHOICE, RETRY, REPEATS = 10, 11, 12, 13
+"""Purposes: which particles go on, which one is a row's text, a second order of a place's tokens, and how often refused tokens
+come up again."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:
@@ -98,7 +101,7 @@ def gumbel_at(keys: Array, positions: Array, ids: Array, purpose: int = GUMBEL) 
     return gumbel_noise(words[..., 0], words[..., 1], ids)
 
 
-def uniform(keys: Array, positions: Array, purpose: int = ACCEPT) -> Array:
-    """Uniforms in [0, 1), `[B, T]`, one per position."""
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))
+def uniform(keys: Array, positions: Array, purpose: int = ACCEPT, shape: tuple[int, ...] = ()) -> Array:
+    """Uniforms in [0, 1), `[B, T, ...]`, for each position so many as the `shape` says, one if it is empty."""
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32)))
     return draw(keys_at(keys, positions, purpose))

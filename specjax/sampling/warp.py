@@ -1,5 +1,6 @@
 """Applies the warpers of the table, in its order; plain sampling, drafting and verification all call this."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
@@ -123,6 +124,44 @@ def carries(sampling: SamplingArrays) -> bool:
 def walks(sampling: SamplingArrays) -> bool:
     """Whether there are columns for a warper that walks along paths."""
     return any(each.walks and sampling.own(each) is not None for each in WARPERS)
+
+
+def unrestricted(sampling: SamplingArrays) -> SamplingArrays:
+    """The parameters without those of warpers that walk along the text, which leave a language."""
+    gone = {field.name for each in WARPERS if each.walks for field in dataclasses.fields(each)}
+    return SamplingArrays({name: column for name, column in sampling.columns.items() if name not in gone})
+
+
+def allowed(sampling: SamplingArrays, text: Text, vocab: int) -> Array:
+    """`[B, T, V]` bool: the tokens that warpers leave which walk along the text."""
+    scores = jnp.zeros((*text.below().shape[:2], vocab))
+    for each, own in _walking(sampling):
+        scores = jnp.where(each.used(own)[:, None, None], each.warp(scores, own, text), scores)
+    return scores > -jnp.inf
+
+
+def asks(sampling: SamplingArrays) -> Array | None:
+    """`[B]` bool: the rows for which a host is asked which tokens may follow; None if no row can be one."""
+    found = [rows for each, own in _walking(sampling) if (rows := each.asks(own)) is not None]
+    return functools.reduce(jnp.logical_or, found) if found else None
+
+
+def tried(sampling: SamplingArrays, text: Text, vocab: int, first: Array, second: Array, again: Array) -> Array:
+    """`[B, 2, M]` bool: which tokens of two orders `[B, M]` warpers leave which walk along the text; see `Warper.tried`."""
+    orders = jnp.stack([first, second], axis=1)
+    found = jnp.ones(orders.shape, bool)
+    for each, own in _walking(sampling):
+        left = each.tried(own, text, orders, again, vocab)
+        found = found & jnp.where(each.used(own)[:, None, None], left, True)
+    return found
+
+
+def _walking(sampling: SamplingArrays) -> Iterator[tuple[Warper, Columns]]:
+    """The warpers with columns that walk along the text, each with its columns."""
+    for each in WARPERS:
+        own = sampling.own(each) if each.walks else None
+        if own is not None:
+            yield each, own
 
 
 def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:

@@ -7,6 +7,8 @@ One line per method, in the order in which they are listed.
 from specjax.search.beam import Beam as Beam
 from specjax.search.stochastic_beam import StochasticBeam as StochasticBeam
 from specjax.search.superposed import Superposed as Superposed
+from specjax.search.smc import Smc as Smc
+from specjax.search.asap import Asap as Asap
 
 # selections
 from specjax.search.majority import Majority as Majority
@@ -29,6 +31,8 @@ from specjax.search.exact_extract import Span as Span
 from specjax.search.beam import BeamSearch as BeamSearch
 from specjax.search.stochastic_beam import StochasticBeamSearch as StochasticBeamSearch
 from specjax.search.superposed import SuperposedSearch as SuperposedSearch
+from specjax.search.smc import SmcSearch as SmcSearch
+from specjax.search.asap import AsapSearch as AsapSearch
 from specjax.search.entropy_adaptive import EntropyAdaptiveDecoder as EntropyAdaptiveDecoder
 
 # the contracts

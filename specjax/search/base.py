@@ -67,6 +67,16 @@ class Found(Pretty):
         zeros = lambda *more: jnp.zeros((batch, count, *more), jnp.int32)
         return cls(zeros(capacity), zeros(), zeros() - jnp.inf, zeros() + Finish.LENGTH)
 
+    @property
+    def worth(self) -> Array:
+        """`[B, K]`: the `score` of a text's record, for a search that ranks by another number."""
+        return self.scores
+
+    @property
+    def log_evidence(self) -> Array | None:
+        """`[B]`: the logarithm of the estimated probability that a text is in the language; None if it is not estimated."""
+        return None
+
     def best(self) -> "Found":
         """The best text of every row, `[B]` and `[B, L]`."""
         at = jnp.argmax(self.scores, axis=1)
@@ -102,9 +112,16 @@ class SearchSettings(Decode):
 
     called: ClassVar[str] = "a beam search"
     """Its name in error messages."""
+    aligns: ClassVar[str] = "local"
+    """The distribution of texts under a constraint, a key of `specjax.constrain.kinds.DISTRIBUTIONS`."""
 
     _: dataclasses.KW_ONLY
     processors: tuple[Processor, ...] = ()
+
+    @property
+    def per_token(self) -> str:
+        """Which texts it writes, and at what cost per token, in words that follow a number of tokens."""
+        return ""
 
     @abc.abstractmethod
     def decoder(self, target: LM, mesh: jax.sharding.Mesh | None) -> "Search":
@@ -264,15 +281,19 @@ class Search(Decoder[SearchState], abc.ABC):
         output = self.target(params["target"], block, merged(state.cache), wants=Wants(logits=True))
         return parted(output.logits[:, 0], self.num_texts), output.delta
 
-    def _forked(self, state, delta, source, length, live):
-        """The cache of the new texts: each takes the cache of the text that it continues, and what the pass added to it."""
+    def _forked(self, state, delta, source, length, live, moves=None):
+        """The cache of the new texts: each takes the cache of the text that it continues, and what the pass added to it.
+
+        If it is known which rows `moves` `[B]`, in the others every text continues itself.
+        """
+        moves = live if moves is None else moves
         whole = self.mesh is not None and self.mesh.size > 1
         axes = forked_axes(self.target, state.cache)
         axes = (
             jax.tree.map(lambda _: (), state.cache) if whole else axes
         )  # a split axis would be gathered if it were moved in pieces
-        first = jnp.min(jnp.where(live, state.prompt_length, state.tokens.shape[1])) - 1
-        last = jnp.max(jnp.where(live, length, 0))
+        first = jnp.min(jnp.where(moves, state.prompt_length, state.tokens.shape[1])) - 1
+        last = jnp.max(jnp.where(moves, length, 0))
         cache = fork(state.cache, axes, source, first, last)
         delta = merged(jax.tree.map(lambda x: chosen(x, source), parted(delta, self.num_texts)))
         at, counts = (jnp.repeat(x, self.num_texts) for x in (length - 1, live.astype(jnp.int32)))

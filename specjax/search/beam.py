@@ -77,6 +77,10 @@ class Beam(SearchSettings):
         if not abs(self.length_penalty) < float("inf"):
             raise ValueError(f"length_penalty must be a finite number, got {self.length_penalty}")
 
+    @property
+    def per_token(self) -> str:
+        return f" of the best texts, a step of all {self.num_beams} beams for each"
+
     def decoder(self, target: LM, mesh: Any) -> "BeamSearch":
         return BeamSearch(target, self, mesh)
 

@@ -85,6 +85,10 @@ class StochasticBeam(SearchSettings):
         if not isinstance(self.stochastic_beams, int) or self.stochastic_beams < 1:
             raise ValueError(f"stochastic_beams must be a whole number from 1 on, got {self.stochastic_beams}")
 
+    @property
+    def per_token(self) -> str:
+        return f" of the best texts, a step of all {self.stochastic_beams} beams for each"
+
     def decoder(self, target: LM, mesh: Any) -> "StochasticBeamSearch":
         return StochasticBeamSearch(target, self, mesh)
 

@@ -81,6 +81,10 @@ class Superposed(SearchSettings):
                 "superposed_alpha is the share of n-grams: name a datastore with superposed_ngrams, or leave it out"
             )
 
+    @property
+    def per_token(self) -> str:
+        return f" of the best texts, a step that reads all {self.superposed_drafts} drafts as one for each"
+
     def decoder(self, target: LM, mesh: Any) -> "SuperposedSearch":
         return SuperposedSearch(target, self, mesh)
 

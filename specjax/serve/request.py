@@ -75,6 +75,8 @@ class Record:
       sample: its number among several completions of its prompt (from 0), or None if there is only one.
       score: for a search, the value that ranks its texts (for a beam search, the log-probability over a power of the
         length); for a selection, the value of the selected completion.
+      log_evidence: for a search that aligns a constraint's distribution, the logarithm of the estimated probability that
+        a text is in the language.
       chosen: for a selection, the number of the selected completion of its prompt (from 0); `sample` is None then.
       nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; for a greedy text, a measure of
         uncertainty (G-NLL, arXiv:2412.15176); None without `logprobs`.
@@ -100,6 +102,7 @@ class Record:
     error: str | None = None
     sample: int | None = None
     score: float | None = None
+    log_evidence: float | None = None
     chosen: int | None = None
     nll: float | None = None
     self_certainty: float | None = None

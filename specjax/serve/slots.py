@@ -456,6 +456,7 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
         error=error,
         sample=request.sample,
         score=ended.score,
+        log_evidence=ended.evidence,
         nll=None if probs is None else -float(probs.raw[row, span].sum(dtype=np.float64)),
         self_certainty=None
         if probs is None or not tokens
@@ -473,18 +474,20 @@ def _undrawn(request: Request, count: int) -> str:
 
 
 def _of_rank(host: Any, row: int, rank: int) -> Any:
-    """The fields of a row as if it had ended with only the text of this rank, and its `score` and `missing`."""
+    """The fields of a row as if it had ended with only the text of this rank, and its `score`, `evidence` and
+    `missing`."""
     if host.found is None or host.finish[row] == Finish.ERROR:
-        return SimpleNamespace(**vars(host), score=None, missing=None)
+        return SimpleNamespace(**vars(host), score=None, evidence=None, missing=None)
     order = np.argsort(-host.found.scores[row], kind="stable")
     at = order[rank]
-    score = float(host.found.scores[row, at])
-    if score == -np.inf:
+    if host.found.scores[row, at] == -np.inf:
         finish, count = {row: Finish.ERROR}, int(np.isfinite(host.found.scores[row]).sum())
         missing = f"the search found {count} texts and none of rank {rank + 1}"
         return SimpleNamespace(
-            **{**vars(host), "finish": finish, "length": host.prompt_length}, score=None, missing=missing
+            **{**vars(host), "finish": finish, "length": host.prompt_length}, score=None, evidence=None, missing=missing
         )
     own = {name: {row: getattr(host.found, name)[row, at]} for name in ("length", "finish")}
     tokens = host.found.tokens[:, at]
-    return SimpleNamespace(**{**vars(host), **own, "tokens": tokens}, score=score, missing=None)
+    score, evidence = float(host.found.worth[row, at]), host.found.log_evidence
+    evidence = None if evidence is None else float(evidence[row])
+    return SimpleNamespace(**{**vars(host), **own, "tokens": tokens}, score=score, evidence=evidence, missing=None)

@@ -250,6 +250,27 @@ class Warper(abc.ABC):
         """
         return jnp.full_like(states, -1)
 
+    def asks(self, own: Columns) -> Array | None:
+        """`[B]` bool: the rows for which a host is asked which tokens may follow; None if no row can be one."""
+        return None
+
+    def tried(self, own: Columns, text: Text, orders: Array, again: Array, vocab: int) -> Array:
+        """`[B, 2, M]` bool: which tokens a warper that `walks` leaves at the next place, of two orders in which they are
+        tried.
+
+        What is not needed may be False: of the first order, tokens after the one that follows the first that is left.
+        Of the second, tokens after the first that is left and, unless the row tries `again`, all of them.
+
+        Args:
+          own: its parameters.
+          text: the text before each place, without paths.
+          orders: `[B, 2, M]` int32.
+          again: `[B]` bool. Tokens that were refused in the first order are not tried again in the second.
+          vocab: V.
+        """
+        left = self.warp(jnp.zeros((orders.shape[0], 1, vocab)), own, text) > -jnp.inf
+        return jnp.take_along_axis(jnp.broadcast_to(left, (orders.shape[0], 2, vocab)), orders, axis=-1)
+
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """The new scores of rows that use it; other rows may get anything."""

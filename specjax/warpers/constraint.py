@@ -96,6 +96,21 @@ class Constraint(Warper):
         found = own["constraint"]["guess"][jnp.arange(states.shape[0])[:, None], jnp.maximum(states, 0)]
         return jnp.where(states == NONE, NONE, found)
 
+    def asks(self, own: Columns) -> Array | None:
+        handle = own["constraint"]["handle"]
+        return (handle[:, 0] != NONE) if handle.shape[1] else None
+
+    def tried(self, own: Columns, text: Any, orders: Array, again: Array, vocab: int) -> Array:
+        by_table = super().tried(own, dataclasses.replace(text, drafting=True), orders, again, vocab)
+        asked = self.asks(own)
+        if asked is None:
+            return by_table
+        begin = jnp.zeros_like(text.length) if text.begin is None else text.begin
+        given = (own["constraint"]["handle"][:, 0], text.tokens, begin, text.length, orders, again)
+        ask = lambda *arrays: grammar.tried(*map(np.asarray, arrays))
+        found = jax.pure_callback(ask, jax.ShapeDtypeStruct(orders.shape, bool), *given)
+        return jnp.where(asked[:, None, None], found, by_table)
+
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         if not text.known:
             return scores

@@ -51,6 +51,8 @@ SAID = {
     "diverse_beam": decode.Beam(4, num_beam_groups=2, diversity_penalty=0.5),
     "stochastic_beam:stochastic_beams=3": decode.StochasticBeam(3),
     "superposed:superposed_drafts=2,superposed_ngrams=tiny-rest": decode.Superposed(2, superposed_ngrams="tiny-rest"),
+    "smc:particles=4,resample_below=0.3,weights=awrs": decode.Smc(4, 0.3, "awrs"),
+    "asap:samples=50,nodes=64": decode.Asap(50, 64),
     "entropy_adaptive:small=tiny-draft,threshold=0.2": decode.EntropyAdaptive("tiny-draft", 0.2),
     "astar:samples=2,separator=.": decode.AStar(2, separator="."),
     "spec_reason:small=tiny-draft,score=likelihood": decode.SpecReason("tiny-draft", score="likelihood"),

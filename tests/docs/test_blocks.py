@@ -26,6 +26,7 @@ def new_logprobs(state):
 
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
+    "constraints-4": lambda names, out: {own.text for own in names["records"]} <= {" Step 9", " Step 1: 99"},
     "diffusion-2": lambda names, out: len(names["between"][0].tokens) == 6 and names["between"][0].suffix == " 9, 10.",
     "evaluate-2": lambda names, out: (
         names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
@@ -43,8 +44,8 @@ CHECKS = {
     ),
     "pictures-1": lambda names, out: len(names["figure"].axes[0].lines) == 1,
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
-    "searches-7": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
-    "searches-8": lambda names, out: (
+    "searches-8": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
+    "searches-9": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     ),
     "use-4": lambda names, out: (  # each is an answer, and ends there

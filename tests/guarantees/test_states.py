@@ -225,6 +225,8 @@ WAYS = {
     "diverse_beam": lambda small: ("diverse_beam:num_beams=4,num_beam_groups=2,diversity_penalty=0.5", {}),
     "stochastic_beam": lambda small: ("stochastic_beam:stochastic_beams=3", DRAWN),
     "superposed": lambda small: ("superposed", {}),
+    "asap": lambda small: ("asap:samples=3,nodes=32", DRAWN),
+    "smc": lambda small: ("smc:particles=2", DRAWN),
     "soft_thinking": lambda small: ("soft_thinking", DRAWN),
     "entropy_adaptive": lambda small: (EntropyAdaptive(small=small, threshold=1.0, window=2, least=1, block=4), {}),
     "astar": lambda small: (AStar(2, 5, 4, separator=(22, 17, 4), step_tokens=4), DRAWN),

@@ -25,12 +25,16 @@ from specjax.models.joint import JointDistribution
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
+    Asap,
+    AsapSearch,
     AStar,
     Beam,
     BeamSearch,
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
     SelfAgreement,
+    Smc,
+    SmcSearch,
     SpecReason,
     SpeculativeThinking,
     StochasticBeam,
@@ -135,6 +139,8 @@ LINES = {
     "beam": lambda: _of_target(BeamSearch(TARGET, Beam(3)), heats=(0.0, 0.0)),
     "stochastic_beam": lambda: _of_target(StochasticBeamSearch(TARGET, StochasticBeam(2)), heats=(0.7, 0.8)),
     "superposed": lambda: _of_target(SuperposedSearch(TARGET, Superposed(2)), heats=(0.0, 0.0)),
+    "smc": lambda: _of_target(SmcSearch(TARGET, Smc(2)), heats=(0.7, 0.8)),
+    "asap": lambda: _of_target(AsapSearch(TARGET, Asap(2, 8)), heats=(0.7, 0.8)),
     "gumbel": lambda: _of_target(soft_thinking(TARGET, GumbelSoftmax(), end_of_think=5)),
     "dirichlet": lambda: _of_target(soft_thinking(TARGET, Dirichlet(), end_of_think=5)),
     "entropy_adaptive": _adaptive,

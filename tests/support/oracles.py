@@ -7,6 +7,8 @@ ORACLES = {
         "diverse_beam": "tests/search/test_beam.py::test_a_few_groups_as_in_transformers_4",
         "stochastic_beam": "tests/search/test_stochastic_beam.py::test_pairs_are_draws_without_replacement",
         "superposed": "tests/search/test_superposed.py::test_against_a_slow_reference[0.54]",
+        "smc": "tests/search/test_smc.py::test_texts_and_evidence_are_the_aligned_distributions",
+        "asap": "tests/search/test_asap.py::test_bounds_are_the_slow_tries_and_texts_become_the_aligned_distributions",
     },
     "STEPWISE": {
         "entropy_adaptive": "tests/search/test_entropy_adaptive.py::test_between_them_it_is_the_oracle",

@@ -198,8 +198,17 @@ def padded(draft: Any, target: Any) -> Any:
     return PaddedLM(draft.lm, sizes[1])
 
 
-def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+def _autoregressive(name: str, target: Any, mesh: Any) -> Any:
+    """A draft model that reads its text from left to right, with caches of the target's type."""
     from specjax import models
+
+    draft = companion(name, target, mesh)
+    if draft.masked is not None:
+        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
+    return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
+
+
+def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     from specjax.draft.heads.compact_folder import compact_folder, load_compact
 
     found = stored.found(target)
@@ -207,13 +216,21 @@ def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if folder is not None:
         lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
         return stored.kind(lm, **stored.fields).bind(target.lm), params
-    draft = companion(found, target, mesh)
-    if draft.masked is not None:
-        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
-    if isinstance(draft.lm, models.LlamaLM):
-        draft = models.cached(draft, target.cache_dtype)
+    draft = _autoregressive(found, target, mesh)
     drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
     check_vocabulary(draft, target)
+    return drafter, draft.params
+
+
+def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.draft.pard.folder import read_mask
+
+    draft = _autoregressive(stored.found(target), target, mesh)
+    mask, tokens = read_mask(draft), target.lm.vocab_size
+    after = mask == tokens == draft.lm.vocab_size - 1  # the mask has a row of its own, after those of the target
+    lm = PaddedLM(draft.lm, tokens) if after else padded(draft, target)
+    drafter = stored.kind(lm, mask_id=mask, **stored.fields).bind(target.lm)
+    check_vocabulary(draft, target, besides=mask)
     return drafter, draft.params
 
 
@@ -352,6 +369,13 @@ class Loader:
 
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "masked_draft": Loader(
+        _masked_draft,
+        f"{_TARGET}-pard",
+        "draft",
+        what="PARD model",
+        how="`specjax train pard` makes one of a draft model",
+    ),
     "diffusion_model": Loader(
         _diffusion_model, f"{_TARGET}-diffusion", what="diffusion model", how="a smaller one with its tokenizer"
     ),

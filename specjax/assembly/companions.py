@@ -198,7 +198,7 @@ def padded(draft: Any, target: Any) -> Any:
     return PaddedLM(draft.lm, sizes[1])
 
 
-def _autoregressive(name: str, target: Any, mesh: Any) -> Any:
+def draft_model(name: str, target: Any, mesh: Any) -> Any:
     """A draft model that reads its text from left to right, with caches of the target's type."""
     from specjax import models
 
@@ -216,20 +216,24 @@ def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if folder is not None:
         lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
         return stored.kind(lm, **stored.fields).bind(target.lm), params
-    draft = _autoregressive(found, target, mesh)
+    draft = draft_model(found, target, mesh)
     drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
 
 
+def fitting(draft: Any, target: Any, mask: int) -> Any:
+    """The draft's LM with the target's columns; its mask may have one row more than these. See `padded`."""
+    tokens = target.lm.vocab_size
+    return PaddedLM(draft.lm, tokens) if mask == tokens == draft.lm.vocab_size - 1 else padded(draft, target)
+
+
 def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     from specjax.draft.pard.folder import read_mask
 
-    draft = _autoregressive(stored.found(target), target, mesh)
-    mask, tokens = read_mask(draft), target.lm.vocab_size
-    after = mask == tokens == draft.lm.vocab_size - 1  # the mask has a row of its own, after those of the target
-    lm = PaddedLM(draft.lm, tokens) if after else padded(draft, target)
-    drafter = stored.kind(lm, mask_id=mask, **stored.fields).bind(target.lm)
+    draft = draft_model(stored.found(target), target, mesh)
+    mask = read_mask(draft)
+    drafter = stored.kind(fitting(draft, target, mask), mask_id=mask, **stored.fields).bind(target.lm)
     check_vocabulary(draft, target, besides=mask)
     return drafter, draft.params
 

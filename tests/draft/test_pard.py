@@ -60,6 +60,7 @@ def logits(draft_params, block):
     return tiny.DRAFT(draft_params, block, None, wants=Wants(logits=True)).logits
 
 
+@pytest.mark.slow
 def test_a_row_is_the_last_one_of_a_plain_pass():
     """Over its document's tokens up to its anchor, and as many masks as it is deep; other documents are not seen."""
     batch, (layout, got, block) = packed(), passed()
@@ -79,6 +80,7 @@ def test_a_row_is_the_last_one_of_a_plain_pass():
     assert block.positions.reshape(-1).tolist() == last
 
 
+@pytest.mark.slow
 def test_a_mask_is_drawn_where_it_has_something_to_predict():
     """Deeper masks keep some of those before them, and predict the tokens after their anchors."""
     batch, (layout, _, _) = packed(), passed()
@@ -119,9 +121,10 @@ def test_the_loss_is_that_of_its_rows():
 ROWS = dataclasses.replace(MIXED.pick(1, 4, 6), options=({"temperature": 0.0},) * 3)
 
 
+@pytest.mark.slow
 def test_what_lies_after_the_text_is_not_read():
     model = params("pard")
-    decoder, state = running(DRAFTERS["pard"], model, steps=2, rows=ROWS)
+    decoder, state = running(DRAFTERS["pard"], model, steps=4, rows=MIXED.pick(1, 4, 0, 7))
     assert len({*(state.length - state.draft.length).tolist()}) > 1, "rows accepted alike"
     want = proposed(decoder, model, state).tree.tokens
     after = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
@@ -160,6 +163,7 @@ def test_drafts_are_those_of_transformers(name, folders):
         assert tree.tokens[row].tolist() == [text[-1], *wanted]
 
 
+@pytest.mark.slow
 def test_what_a_folder_must_say(folders, tmp_path):
     target = models.load(folders / "target")
     asked = lambda folder: registry.build_drafter(f"pard:draft={folder}", target)

@@ -14,7 +14,7 @@ from support.head_start import proposed, running
 from support.objectives import packed
 from support.shapes import changed
 
-from specjax import models
+from specjax import cli, models
 from specjax.assembly import registry
 from specjax.draft import Acceptance, Pard, adaptive
 from specjax.draft.pard.folder import mask_fields
@@ -118,18 +118,7 @@ def test_the_loss_is_that_of_its_rows():
         np.testing.assert_allclose(metrics[name], kept[of_depth].mean(), rtol=1e-4)
 
 
-ROWS = dataclasses.replace(MIXED.pick(1, 4, 6), options=({"temperature": 0.0},) * 3)
-
-
-@pytest.mark.slow
-def test_what_lies_after_the_text_is_not_read():
-    model = params("pard")
-    decoder, state = running(DRAFTERS["pard"], model, steps=4, rows=MIXED.pick(1, 4, 0, 7))
-    assert len({*(state.length - state.draft.length).tolist()}) > 1, "rows accepted alike"
-    want = proposed(decoder, model, state).tree.tokens
-    after = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
-    spoilt = dataclasses.replace(state, tokens=jnp.where(after, 17, state.tokens))
-    assert (proposed(decoder, model, spoilt).tree.tokens == want).all()
+ROWS = dataclasses.replace(MIXED.pick(1, 4, 0, 7), options=({"temperature": 0.0},) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -143,24 +132,71 @@ def folders(tmp_path_factory):
     return home
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["draft", "wide"])
-def test_drafts_are_those_of_transformers(name, folders):
-    """Rows that accepted different numbers of tokens: the folder's model, read by transformers, over text and masks."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = json.loads((folders / name / "config.json").read_text())
-    made = transformers.AutoModelForCausalLM.from_pretrained(folders / name, dtype=torch.float32).eval()
-    assert made.config.pard_token == config["pard_token"] and made.config.spd_type == "pard"
-    drafter, own = registry.build_drafter(f"pard:draft={folders / name},length=5", models.load(folders / "target"))
+@pytest.fixture(scope="module")
+def midway(folders):
+    """A decoder whose drafter is read from a folder, its parameters, and rows that accepted different numbers of tokens."""
+    drafter, own = registry.build_drafter(f"pard:draft={folders / 'draft'},length=3", models.load(folders / "target"))
     model = {"target": params()["target"], "draft": own}
-    decoder, state = running(drafter, model, steps=3, rows=ROWS)
-    tree = proposed(decoder, model, state).tree
-    for row in range(3):
-        text = state.tokens[row, : state.length[row]].tolist()
-        ids = torch.tensor([[*text, *[config["pard_token"]] * 4]])
+    decoder, state = running(drafter, model, steps=4, rows=ROWS)
+    assert len({*(state.length - state.draft.length).tolist()}) > 1
+    return decoder, model, state
+
+
+def of_transformers(folder, state, length):
+    """The folder's model, read by transformers, over every row's text and masks: the likeliest tokens of its last rows."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert made.config.spd_type == "pard"
+    for row, size in enumerate(state.length.tolist()):
+        ids = [*state.tokens[row, :size].tolist(), *[made.config.pard_token] * (length - 1)]
         with torch.no_grad():
-            wanted = made(ids).logits[0, -5:, :96].argmax(dim=-1).tolist()
-        assert tree.tokens[row].tolist() == [text[-1], *wanted]
+            yield [ids[size - 1], *made(torch.tensor([ids])).logits[0, -length:, :96].argmax(dim=-1).tolist()]
+
+
+@pytest.mark.slow
+def test_drafts_are_those_of_transformers(midway, folders):
+    decoder, model, state = midway
+    assert proposed(decoder, model, state).tree.tokens.tolist() == [*of_transformers(folders / "draft", state, 3)]
+
+
+@pytest.mark.slow
+def test_a_mask_may_have_a_row_after_the_targets(folders):
+    drafter, own = registry.build_drafter(f"pard:draft={folders / 'wide'},length=5", models.load(folders / "target"))
+    model = {"target": params()["target"], "draft": own}
+    decoder, state = running(drafter, model, steps=0, rows=ROWS)
+    assert (drafter.mask_id, drafter.lm.vocab_size) == (96, 96)
+    assert proposed(decoder, model, state).tree.tokens.tolist() == [*of_transformers(folders / "wide", state, 5)]
+
+
+@pytest.mark.slow
+def test_what_lies_after_the_text_is_not_read(midway):
+    decoder, model, state = midway
+    after = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
+    spoilt = dataclasses.replace(state, tokens=jnp.where(after, 17, state.tokens))
+    want = proposed(decoder, model, state).tree.tokens
+    assert (proposed(decoder, model, spoilt).tree.tokens == want).all()
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_folder_that_drafts(tmp_path, capsys):
+    """Of a plain draft model without spare tokens: its mask has a row of its own."""
+    for name, lm, made in (("target", tiny.TARGET, tiny.target_params()), ("draft", tiny.DRAFT, tiny.draft_params())):
+        models.save(tmp_path / name, lm, made)
+    lines = [{"tokens": row.tolist()} for row in np.random.default_rng(0).integers(1, 32, (8, 12))]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--target", tmp_path / "target", "--data", tmp_path / "data.jsonl", "--steps", 2, "--batch-size", 4]
+    words += ["--length", 12, "--output", tmp_path / "out"]
+    run = lambda *more: cli.main([str(word) for word in ("train", *more, *words)])
+    assert run("pard") == 2 and "pard needs --draft" in capsys.readouterr().err
+    assert run("pard", "--draft", tmp_path / "draft", "--start", "x") == 2
+    assert "--start is not for pard" in capsys.readouterr().err
+    assert run("pard:mask=33", "--draft", tmp_path / "draft") == 2
+    assert "mask 33 is outside the 32 tokens of" in capsys.readouterr().err
+    assert run("pard:depths=3", "--draft", tmp_path / "draft") == 0
+    drafter, own = registry.build_drafter(f"pard:draft={tmp_path / 'out'},length=4", models.load(tmp_path / "target"))
+    assert (drafter.mask_id, drafter.lm.vocab_size, drafter.depth) == (32, 32, 4)
+    table, before = own["embed"]["embedding"], tiny.draft_params()["embed"]["embedding"]
+    assert table.shape == (33, 16) and (table[:32] != before).any()
 
 
 @pytest.mark.slow

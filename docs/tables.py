@@ -41,6 +41,7 @@ SAMPLING = FOLDER.parent / "specjax" / "sampling_fields.py"
 PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
+    "masked_draft": "such a model, trained with masks",
     "diffusion_model": "a diffusion model of the same vocabulary",
     "head": "a trained head",
     "own_head": "a target with such a layer",
@@ -320,7 +321,13 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 
 _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
-_LOADED = {"model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads"}
+_LOADED = {
+    "model": "drafts",
+    "masked_draft": "drafts",
+    "diffusion_model": "drafts",
+    "head": "heads",
+    "own_head": "heads",
+}
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),
     (registry.EXPANDERS, "drafters", "trees"),

@@ -40,6 +40,7 @@ def save(
     diffusion: masked_config.Masked | None = None,
     layout: str = "safetensors",
     generation: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a folder that `load` opens on any mesh and, if autoregressive and in safetensors, `transformers` too.
 
@@ -61,6 +62,7 @@ def save(
         every process writes its part. `dfloat11`: a file like `safetensors` with coded exponents, packed as a whole on
         the host, for a model in bfloat16 other than DiffusionGemma.
       generation: further fields of `generation_config.json`, such as a loaded model's `Model.generation`.
+      fields: further fields of `config.json`, such as the mask of a draft model.
 
     Raises:
       ModelError: if no supported architecture expresses the config, on a bad `dtype` or `layout`, or if matrices were
@@ -86,7 +88,7 @@ def save(
     shape, sampler, names, paths = _described(lm, diffusion)
     if bos["bos_token_id"] is not None or "bos_token_id" not in shape:
         shape = shape | bos
-    config = {**shape, **eos, "torch_dtype": written.name}
+    config = {**shape, **eos, "torch_dtype": written.name, **(fields or {})}
     if isinstance(lm, LlamaLM):
         params = merged(params, lm.config, lm.kv_copies)
 

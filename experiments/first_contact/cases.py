@@ -68,7 +68,7 @@ DRAFTERS = (
     "rest:datastore={datastore}", "swift", "del", "small_cache",
     "prompt_lookup+token_recycling", "draft:model={draft}", "draft:model={draft},rule=goodput",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
-    "diffuspec:model=tiny-diffusion", "draft:model=tiny-draft",
+    "diffuspec:model=tiny-diffusion", "draft:model=tiny-draft", "pard:draft={draft}",
 )  # fmt: skip
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",

@@ -198,8 +198,17 @@ def padded(draft: Any, target: Any) -> Any:
     return PaddedLM(draft.lm, sizes[1])
 
 
-def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+def draft_model(name: str, target: Any, mesh: Any) -> Any:
+    """A draft model that reads its text from left to right, with caches of the target's type."""
     from specjax import models
+
+    draft = companion(name, target, mesh)
+    if draft.masked is not None:
+        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
+    return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
+
+
+def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     from specjax.draft.heads.compact_folder import compact_folder, load_compact
 
     found = stored.found(target)
@@ -207,13 +216,25 @@ def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if folder is not None:
         lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
         return stored.kind(lm, **stored.fields).bind(target.lm), params
-    draft = companion(found, target, mesh)
-    if draft.masked is not None:
-        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
-    if isinstance(draft.lm, models.LlamaLM):
-        draft = models.cached(draft, target.cache_dtype)
+    draft = draft_model(found, target, mesh)
     drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
     check_vocabulary(draft, target)
+    return drafter, draft.params
+
+
+def fitting(draft: Any, target: Any, mask: int) -> Any:
+    """The draft's LM with the target's columns; its mask may have one row more than these. See `padded`."""
+    tokens = target.lm.vocab_size
+    return PaddedLM(draft.lm, tokens) if mask == tokens == draft.lm.vocab_size - 1 else padded(draft, target)
+
+
+def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.draft.pard.folder import read_mask
+
+    draft = draft_model(stored.found(target), target, mesh)
+    mask = read_mask(draft)
+    drafter = stored.kind(fitting(draft, target, mask), mask_id=mask, **stored.fields).bind(target.lm)
+    check_vocabulary(draft, target, besides=mask)
     return drafter, draft.params
 
 
@@ -352,6 +373,13 @@ class Loader:
 
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "masked_draft": Loader(
+        _masked_draft,
+        f"{_TARGET}-pard",
+        "draft",
+        what="PARD model",
+        how="`specjax train pard` makes one of a draft model",
+    ),
     "diffusion_model": Loader(
         _diffusion_model, f"{_TARGET}-diffusion", what="diffusion model", how="a smaller one with its tokenizer"
     ),

@@ -29,6 +29,11 @@ class PaddedLM:
             raise AttributeError(name)
         return getattr(self.lm, name)
 
+    @property
+    def reads(self) -> int:
+        """How many tokens it reads: the rows of its table."""
+        return self.lm.vocab_size
+
     def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
         run = lambda body: self.lm(params, block, cache, wants=body, past=past, partial=partial)
         return with_head(run, lambda h: self.unembed(params, h), wants, draw)

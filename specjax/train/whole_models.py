@@ -1,4 +1,4 @@
-"""Tasks that train whole models: a draft model distilled from its target, and a diffusion model's own parameters."""
+"""Tasks that train whole models: draft models, and a diffusion model's own parameters."""
 
 import dataclasses
 import json
@@ -19,6 +19,7 @@ from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedO
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
 from specjax.train.options import TrainOptions
+from specjax.train.pard import pard_task
 from specjax.train.task import Make, Read, Task, check_length, check_masked, divergence_of, fields_of
 
 
@@ -121,6 +122,7 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
 
 WHOLE_MODELS: dict[str, Make] = {
     "distill": _distill,
+    "pard": pard_task,
     "diffusion": _masked("diffusion", MaskedDiffusion),
     "dparallel": _masked("dparallel", CertaintyForcing),
 }

@@ -35,7 +35,7 @@ FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "diffuspec",
+    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "diffuspec",
     "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd",
     "kangaroo", "swift", "del", "small_cache", "lookahead",
 )  # fmt: skip

@@ -96,9 +96,9 @@ def test_power():
 
 
 SLOW = (
-    "suffix", "sam", "iad", "rest", "jacobi", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle",
-    "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead", "draft-early_stop",
-    "fuse-rasd",
+    "suffix", "sam", "iad", "rest", "jacobi", "pard", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3",
+    "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead",
+    "draft-early_stop", "fuse-rasd",
 )  # fmt: skip
 
 

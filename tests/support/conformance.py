@@ -36,6 +36,7 @@ from specjax.draft import (
     ModelDrafter,
     NgramMod,
     NoDrafter,
+    Pard,
     PEagle,
     PromptLookup,
     Rasd,
@@ -152,6 +153,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-stochastic_beam": ModelDrafter(DRAFT, StochasticBeam(k=2, depth=3)),
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
+    "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "diffuspec": DiffuSpec(DRAFT, 95, Chain(3)),
     "diffuspec-top_k": DiffuSpec(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
@@ -342,7 +344,7 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "diffuspec"))},
+    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffuspec"))},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),

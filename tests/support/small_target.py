@@ -13,7 +13,7 @@ from support.shapes import changed
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, EXPANDERS
-from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Rasd, Rest, Trained
+from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Rasd, Rest, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -88,7 +88,7 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
     changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | DiffuSpec) else {}
-    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, DiffuSpec) else {}
+    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, DiffuSpec | Pard) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
     return dataclasses.replace(drafter, **changes)
 

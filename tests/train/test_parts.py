@@ -13,6 +13,7 @@ from support.objectives import DRAWN, FIXED, alone, frozen, packed
 from specjax.diffusion import Learn2PD
 from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.draft import Medusa
+from specjax.draft.pard.objective import TrainPard
 from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion
@@ -31,6 +32,7 @@ OTHERS = {
     "distill_labels": Distill(tiny.TARGET, tiny.DRAFT, CrossEntropy()),
     "distill_chosen": Distill(tiny.TARGET, tiny.DRAFT, keep=0.4),
     "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
+    "pard": TrainPard(tiny.TARGET, tiny.DRAFT, mask=31, depths=3),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
     "learn2pd": LEARN2PD,

@@ -1,0 +1,86 @@
+"""The task of PARD: a draft model that learns to draft from mask tokens (arXiv:2504.18583)."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import models
+from specjax.assembly.companions import check_vocabulary, draft_model, fitting
+from specjax.draft.pard.folder import mask_fields, named_mask
+from specjax.draft.pard.objective import TrainPard
+from specjax.models.embedding import EmbeddingConfig
+from specjax.sharding.distributed import is_first
+from specjax.train.options import TrainOptions
+from specjax.train.task import Read, Task, check_length, divergence_of, fields_of
+
+_SPARE = re.compile(r"[<\[].*(mask|reserved|unused)")
+"""The beginning of names of tokens that no text of an autoregressive model has."""
+
+
+def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
+    """The task of a PARD model that starts from a draft model."""
+    foreign = ("draft_config", "reference", "draft_vocabulary", "start")
+    if given := [name for name in foreign if getattr(options, name) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')} is not for pard, which starts from --draft")
+    if options.draft is None:
+        raise ValueError("pard needs --draft, the draft model that it starts from")
+    if target.masked is not None:
+        raise ValueError(f"pard drafts for an autoregressive model, and {target.name} is a diffusion model")
+    (fields,) = fields_of(options.drafter, TrainPard)
+    draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
+    if not isinstance(draft.lm, models.LlamaLM):
+        raise ValueError(f"pard trains models of the Llama family, and {draft.name} is a {type(draft.lm).__name__}")
+    mask = chosen_mask(draft, fields.pop("mask", -1))
+    if mask == draft.lm.vocab_size:
+        draft = with_row(draft)
+    check_vocabulary(draft, target, besides=mask)
+    check_length(options, draft.lm)
+    objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
+
+    def save(folder: Path, params: Any) -> None:
+        if is_first():
+            models.save(
+                folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, fields=mask_fields(mask)
+            )
+
+    return Task(objective, draft.params, target.params, save)
+
+
+def chosen_mask(draft: Any, asked: int = -1) -> int:
+    """The id of the mask for a draft model: as asked for, or as its folder says, or one that no text has.
+
+    The last is the first row without a token, or the last token that is called mask, reserved or unused. The id after
+    the last row, `vocab_size`, stands for a row that is still to be added.
+
+    Raises:
+      ValueError: for an id that the model cannot have.
+    """
+    size = draft.lm.vocab_size
+    if asked > size:
+        raise ValueError(f"pard: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
+    if asked >= 0:
+        return asked
+    if (named := named_mask(draft)) is not None:
+        return named
+    tokens = {} if draft.tokenizer is None else draft.tokenizer.get_vocab()
+    if tokens and (free := sorted({*range(size)} - {*tokens.values()})):
+        return free[0]
+    return max((number for token, number in tokens.items() if _SPARE.match(token)), default=size)
+
+
+def with_row(draft: Any) -> Any:
+    """The model with one more token, whose rows are the means of the others."""
+    size = draft.lm.vocab_size + 1
+    lm = dataclasses.replace(draft.lm, config=draft.lm.config.every(EmbeddingConfig, vocab_size=size))
+
+    def grown(x, wanted):
+        for axis in range(x.ndim):
+            if x.shape[axis] + 1 == wanted.shape[axis]:
+                x = jnp.concatenate([x, x.mean(axis=axis, keepdims=True)], axis=axis)
+        return x
+
+    return dataclasses.replace(draft, lm=lm, params=jax.tree.map(grown, draft.params, lm.abstract()))

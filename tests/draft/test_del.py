@@ -100,6 +100,7 @@ def test_a_low_exit_reads_no_higher_layer_to_draft(midway):
     np.testing.assert_array_equal(proposed(decoder, poisoned(params("del"), [1, 2]), state).tree.tokens, wanted)
 
 
+@pytest.mark.slow
 def test_every_layer_is_read_once(midway):
     """MLP inputs, two per layer: below each exit one pass per node, from there to the last exit one, above it one per
     rung."""
@@ -110,6 +111,7 @@ def test_every_layer_is_read_once(midway):
     assert count_products(jaxpr, shape) == 2 * (first + second + 1 * len(DRAFTER.rungs))
 
 
+@pytest.mark.slow
 def test_live_rows_vote_and_rows_choose_their_length(midway):
     """Two rows for either exit, of which one is finished; then lengths and thresholds at the exit that won."""
     decoder, state = midway
@@ -127,6 +129,7 @@ def test_live_rows_vote_and_rows_choose_their_length(midway):
     assert (proposed(decoder, params("del"), unsure).tree.valid.sum(axis=1) == 2).all()
 
 
+@pytest.mark.slow
 def test_evidence_ends_at_the_first_mismatch(midway):
     """Rows: all accepted, one accepted, none accepted, finished."""
     decoder, state = midway

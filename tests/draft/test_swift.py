@@ -138,6 +138,7 @@ def test_a_published_trial_looks_at_the_first_generated_tokens(midway):
     assert score(jnp.where(place == 5, other, view.tokens)) == pytest.approx(4 / 5)
 
 
+@pytest.mark.slow
 def test_rows_with_little_text_wait(midway):
     decoder, state = midway
     fresh = dataclasses.replace(state, draft=decoder.drafter.init(params("swift"), 4, 0))

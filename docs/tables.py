@@ -42,6 +42,7 @@ PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
     "diffusion_model": "a diffusion model of the same vocabulary",
+    "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",
     "own_head": "a target with such a layer",
     "datastore": "a datastore",
@@ -66,7 +67,9 @@ def measured(name: str, row: str, figure: str) -> dict[str, float]:
 
 def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
     """What is loaded beside the target for each method."""
-    return {name: NEEDS.get(entry.loads, "nothing") for name, entry in entries.items()}
+    parts = lambda entry: [registry.DRAFTERS[part.partition(":")[0]] for part in entry.parts.values()]
+    found = lambda entry: " and ".join(NEEDS[part.loads] for part in parts(entry)) or NEEDS.get(entry.loads, "nothing")
+    return {name: found(entry) for name, entry in entries.items()}
 
 
 def drafters() -> Iterator[tuple[str, ...]]:
@@ -320,7 +323,13 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 
 _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
-_LOADED = {"model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads"}
+_LOADED = {
+    "model": "drafts",
+    "diffusion_model": "drafts",
+    "diffusion_and_trigrams": "drafts",
+    "head": "heads",
+    "own_head": "heads",
+}
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),
     (registry.EXPANDERS, "drafters", "trees"),
@@ -338,6 +347,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 )
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
+    "drafts": ("rasd",),
     "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
     "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),

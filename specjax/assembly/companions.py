@@ -395,9 +395,6 @@ LOADERS: dict[str, Loader] = {
     "head": Loader(
         _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
     ),
-    "judge_head": Loader(
-        _head, _TARGET + "-{name}", what="head for {name}", how="experiments/lossy/README.md says how one is trained"
-    ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "own_head": Loader(_own_head, ""),
     "rule_head": Loader(_rule_head, "", option="head"),

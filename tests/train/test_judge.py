@@ -103,14 +103,14 @@ def test_bad_settings(wrong):
 
 @pytest.mark.slow
 def test_from_labelled_answers_to_a_verifier(tmp_path, capsys):
-    """Odd tokens are wrong, and the head finds that out from the target's features."""
+    """Tokens 3 and 5 are wrong, and the head finds that out from the target's features."""
     lm = models.LlamaLM(models.llama_config(32, 32, 24, 1, 2, 1, 8, max_position_embeddings=64))
     models.save(tmp_path / "target", lm, jax.tree.map(lambda leaf: 3 * leaf, jax.jit(lm.init)(jax.random.key(1))))
     rng = np.random.default_rng(0)
     answers = [rng.permutation(np.arange(2, 32, 2))[:6].tolist() for _ in range(24)]
     lines = [{"prompt": [1, 2], "tokens": answer} for answer in answers[:8]]
     for answer in answers[8:]:
-        odd = [*answer[:3], int(rng.choice(np.arange(3, 32, 2))), *answer[3:]]
+        odd = [*answer[:3], int(rng.choice([3, 5])), *answer[3:]]
         lines.append({"prompt": [1, 2], "tokens": odd, "wrong": [3, 4]})
     words = [
         "train",
@@ -126,15 +126,15 @@ def test_from_labelled_answers_to_a_verifier(tmp_path, capsys):
     verifier, head = build_verifier(f"judge:model={tmp_path / 'head'}", target)
     assert verifier == Judge(target=target.lm)
     record = json.loads((tmp_path / "head" / "training" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert record["kept_right"] > 0.9 and record["kept_wrong"] < 0.1
-    tokens = jnp.asarray([[1, 2, 4, 9], [1, 2, 7, 8]])
-    block = Block(tokens, jnp.broadcast_to(jnp.arange(4), (2, 4)), jnp.zeros(2, jnp.int32))
-    right = score(head, target.lm(target.params, block, None, wants=Wants(final=True)).final)[:, 2:] > 0
-    assert right.tolist() == [[True, False], [False, True]]
+    assert record["kept_right"] > 0.8 and record["kept_wrong"] < 0.2
+    tokens = jnp.asarray([line["prompt"] + line["tokens"][:4] for line in lines[8:]])
+    block = Block(tokens, jnp.broadcast_to(jnp.arange(6), tokens.shape), jnp.zeros(len(tokens), jnp.int32))
+    scores = score(head, target.lm(target.params, block, None, wants=Wants(final=True)).final)
+    assert (scores[:, 5] < 0).mean() > 0.8 and (scores[:, 2:5] > 0).mean() > 0.8
     for more, said in (
         (["--draft", "tiny-draft"], "--draft is not for judge, which is trained on labelled --data"),
         (["--loss", "jsd"], "--loss is not for judge"),
     ):
-        others = ["x" if word == words[7] else word for word in words]
+        others = [tmp_path / "other" if word == tmp_path / "head" else word for word in words]
         assert cli.main([str(word) for word in [*others, *more]]) == 2
         assert said in capsys.readouterr().err

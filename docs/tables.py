@@ -75,7 +75,8 @@ def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
 def drafters() -> Iterator[tuple[str, ...]]:
     """Every drafter but the one that drafts nothing, with tokens per step, greedy and at temperature 1."""
     greedy, sampled = (
-        measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
+        measured(f"joined/{name}.json", "decoder", "tokens_per_step")
+        | measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
         | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
         for name in ("greedy", "sampled")
     )

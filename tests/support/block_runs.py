@@ -30,7 +30,7 @@ SUBSTITUTES = (
     ("drafters-*", "meta-llama/Llama-3.1-8B-Instruct", "tiny"),
     ("drafters-*", "FOLDER_OR_HUB_ID", "tiny-eagle3"),
     ("drafters-*", "HEAD FOLDER", "tiny-eagle3 OTHER"),
-    ("drafters-2", "MODEL", "tiny"),
+    ("drafters-3", "MODEL", "tiny"),
     ("drafters-*", "MODEL HEAD", "tiny tiny-eagle3"),
     ("diffusion-*", "GSAI-ML/LLaDA-8B-Instruct", "tiny-diffusion"),
     ("diffusion-1", "FOLDER", "tiny-diffusion"),
@@ -86,7 +86,7 @@ SHORT = {
 }
 """What a command is told besides, so that it takes seconds: of an option that is there twice, the last one counts."""
 
-AFTER = {"retrieval-2": "retrieval-1", "retrieval-3": "retrieval-1", "train-7": "train-1"}
+AFTER = {"retrieval-2": "retrieval-1", "retrieval-3": "retrieval-1", "retrieval-4": "retrieval-1", "train-7": "train-1"}
 """Blocks that need what another one of their page leaves."""
 
 

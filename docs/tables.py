@@ -43,6 +43,7 @@ NEEDS = {
     "model": "a model of the same vocabulary",
     "masked_draft": "such a model, trained with masks",
     "diffusion_model": "a diffusion model of the same vocabulary",
+    "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",
     "own_head": "a target with such a layer",
     "datastore": "a datastore",
@@ -67,13 +68,16 @@ def measured(name: str, row: str, figure: str) -> dict[str, float]:
 
 def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
     """What is loaded beside the target for each method."""
-    return {name: NEEDS.get(entry.loads, "nothing") for name, entry in entries.items()}
+    parts = lambda entry: [registry.DRAFTERS[part.partition(":")[0]] for part in entry.parts.values()]
+    found = lambda entry: " and ".join(NEEDS[part.loads] for part in parts(entry)) or NEEDS.get(entry.loads, "nothing")
+    return {name: found(entry) for name, entry in entries.items()}
 
 
 def drafters() -> Iterator[tuple[str, ...]]:
     """Every drafter but the one that drafts nothing, with tokens per step, greedy and at temperature 1."""
     greedy, sampled = (
-        measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
+        measured(f"joined/{name}.json", "decoder", "tokens_per_step")
+        | measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
         | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
         for name in ("greedy", "sampled")
     )
@@ -325,6 +329,7 @@ _LOADED = {
     "model": "drafts",
     "masked_draft": "drafts",
     "diffusion_model": "drafts",
+    "diffusion_and_trigrams": "drafts",
     "head": "heads",
     "own_head": "heads",
 }
@@ -345,6 +350,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 )
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
+    "drafts": ("rasd",),
     "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
     "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),

@@ -38,6 +38,7 @@ class About:
         empty for nothing.
       tree: for a verifier, the line of the expander that makes its trees. A drafter without a named expander uses it;
         `{depth}` is the drafter's own depth. Empty keeps the drafter's expander.
+      parts: for a drafter made of others, the arguments that are drafters, in order, with their default lines.
 
     Raises:
       ValueError: for an unknown guarantee.
@@ -54,6 +55,7 @@ class About:
     paper: str = ""
     loads: str = ""
     tree: str = ""
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if self.guarantee and self.guarantee not in GUARANTEES:

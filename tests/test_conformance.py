@@ -48,7 +48,7 @@ OPTIMISED = (
     "kangaroo",
     "swift",
     "lookahead",
-    "diffuspec",
+    "diffusion_draft",
     "ppd",
 )
 """One of each kind, and of each way to use a cache: their steps are compiled once more, as users compile them."""
@@ -114,7 +114,7 @@ def test_a_row_alone_is_a_row_in_a_batch(name):
         same(alone, [text_of(name)[row]])
 
 
-ALONE = ("prompt_lookup", "draft-top_k", "medusa", "diffuspec", "fuse")
+ALONE = ("prompt_lookup", "draft-top_k", "medusa", "diffusion_draft", "fuse")
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_slots_do_not_matter(name):
 
 
 KIN = (
-    "adaptive-goodput", "clover2", "diffuspec-top_k", "dspark", "eagle1", "eagle3-top_k", "fuse", "fuse-rasd",
+    "adaptive-goodput", "clover2", "diffusion_draft-top_k", "dspark", "eagle1", "eagle3-top_k", "fuse", "rasd",
     "gemma4_assistant-clusters", "mtp", "peagle",
 )  # fmt: skip
 """Drafters that know of a prompt what another of the table does: they are not tried with a shared prefix."""
@@ -147,7 +147,7 @@ def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
     same(got, text_of(name, ALIKE))
     _, whole = line(name, ALIKE)
     # a table of all rows counts every prompt's prefix; a bidirectional draft's entries are those of the chunk they came in
-    if not name.startswith(("stand", "diffuspec")):
+    if not name.startswith(("stand", "diff")):
         np.testing.assert_array_equal(state.stats.steps, whole.stats.steps)
 
 
@@ -167,7 +167,7 @@ def test_no_retrace_and_no_host(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", but_slow(OPTIMISED, "none", "dflash", "kangaroo", "swift", "lookahead", "diffuspec", "ppd")
+    "name", but_slow(OPTIMISED, "none", "dflash", "kangaroo", "swift", "lookahead", "diffusion_draft", "ppd")
 )
 def test_the_optimised_program(name):
     """What users run: the same text, of a row alone too, and the cache is updated in place.

@@ -12,7 +12,8 @@ METHOD, FAMILY = (3.0, 40.0), (1.5, 40.0)
 """Of one, in the fast set and in the slow one."""
 OLDER = {
     "acceptance": (5, 40), "beam": (13, 135), "best": (9, 40), "block": (31, 61), "clover2": (4, 40), "coupled": (11, 40),
-    "del": (26, 72), "dflash": (4, 40), "diffuspec": (16, 87), "draft": (38, 135), "dspark": (4, 40), "dyspec": (8, 40),
+    "del": (26, 72), "dflash": (4, 40), "diffusion_draft": (3, 87), "diffuspec": (9, 70),
+    "draft": (38, 135), "dspark": (4, 40), "dyspec": (8, 40),
     "eagle1": (4, 40), "eagle2": (5, 46), "eagle3": (5, 40), "ears": (8, 40), "ems": (6, 40), "entropy_adaptive": (13, 45),
     "first_finish": (5, 40), "fly": (11, 40), "free_dave": (15, 47), "gear": (4, 40), "gemma2": (11, 40),
     "gemma4_assistant": (4, 101), "greedy_multi": (5, 40), "guided": (19, 40), "hydra": (5, 40), "joint_threshold": (8, 40),

@@ -16,7 +16,7 @@ from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.draft import (
     Aded,
-    DiffuSpec,
+    DiffusionDrafter,
     InputGuided,
     Jacobi,
     Lookahead,
@@ -303,7 +303,7 @@ def test_what_models_with_an_encoder_refuse():
         ),
         "the target has an encoder and the draft model has none": lambda: ModelDrafter(Table(24)).bind(LM),
         "the draft model has an encoder and the target has none": lambda: ModelDrafter(LM).bind(Table(24)),
-        "the target has an encoder and the diffusion model has none": lambda: DiffuSpec(Table(24), 0).bind(LM),
+        "the target has an encoder and the diffusion model has none": lambda: DiffusionDrafter(Table(24), 0).bind(LM),
         "guidance leaves out the prompt": lambda: Guided(LM, 1.5),
         "the target has an encoder and the amateur has none": lambda: Contrastive(LM, Table(24)),
         "share no prefix": lambda: specjax.speculative(LM).read_prefix(params_of("none"), None, jnp.zeros(3, jnp.int32)),

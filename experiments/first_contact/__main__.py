@@ -71,8 +71,6 @@ class Bench:
     def engine(self, case: Case) -> specjax.Engine:
         """Raises ValueError where it cannot be."""
         model = self.target(dict(case.load))
-        if case.made is not None:
-            return specjax.Engine(model, drafter=case.made(model, specjax.load(self.draft), str(self.datastore)))
         line = case.line.partition(", ")[0] if case.group == "selections" else case.line
         line = line.replace("{draft}", str(self.draft)).replace("{datastore}", str(self.datastore))
         return specjax.Engine(model, line)

@@ -1,13 +1,8 @@
 """What is decoded: a line a way, with what its texts are compared with. `{draft}` and `{datastore}` are made when it begins."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from specjax.draft import ModelDrafter, Rasd, Rest
-from specjax.draft.heads.datastore import load_datastore
-from specjax.expand import TopK
-from specjax.models.model import Model
 
 SAME = "same"
 """Texts are those of plain decoding, greedy and drawn."""
@@ -31,13 +26,12 @@ class Case:
 
     Attributes:
       group: the table that it stands in.
-      line: of `decode`, or what is said of `made`.
+      line: of `decode`.
       meant: `SAME` or `GREEDY`, or why texts are others.
       like: the line of the same group whose texts are `SAME`'s; None: plain decoding's.
       load: options of `specjax.load`.
       samplings: of the prompts, in turn; None: greedy, and drawn at a temperature of 0.8.
       options: of `Engine.generate` besides.
-      made: makes a drafter and its parameters of the target, the draft model and the datastore's folder.
       devices: it is a job of the command line, on so many virtual devices, and `line` are its flags; 0: it is not.
     """
 
@@ -48,7 +42,6 @@ class Case:
     load: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     samplings: tuple[Mapping[str, Any], ...] | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    made: Callable[[Model, Model, str], Any] | None = None
     devices: int = 0
 
     @property
@@ -57,18 +50,13 @@ class Case:
         return " ".join([*(f"{name}={value}" for name, value in self.load.items()), self.line])
 
 
-def rasd(target: Model, draft: Model, folder: str) -> Any:
-    """A draft model's tree, joined by what a datastore has."""
-    drafter = Rasd(ModelDrafter(draft.lm, TopK(k=2, depth=3, nodes=8)), Rest(nodes=8), limit=12)
-    return drafter, (draft.params, load_datastore(folder, target))
-
-
 DRAFTERS = (
     "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi", "lookahead",
     "rest:datastore={datastore}", "swift", "del", "small_cache",
     "prompt_lookup+token_recycling", "draft:model={draft}", "draft:model={draft},rule=goodput",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
-    "diffuspec:model=tiny-diffusion", "draft:model=tiny-draft", "pard:draft={draft}",
+    "rasd:draft={draft},datastore={datastore}", "rasd:draft={draft},retriever=prompt_lookup",
+    "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft", "pard:draft={draft}",
 )  # fmt: skip
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
@@ -113,7 +101,6 @@ def cases() -> Iterator[Case]:
     yield Case("drafters", "none")
     for line in DRAFTERS:
         yield Case("drafters", line)
-    yield Case("drafters", "Rasd of a draft model and rest", made=rasd)
     yield Case("samplers", "none", "all warpers", samplings=WARPED)
     yield Case("samplers", "prompt_lookup+token_recycling", like="none", samplings=WARPED)
     for steer in STEERED:

@@ -1,7 +1,7 @@
 """Methods with a separate model, head or store, which is loaded once the target is known."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,27 @@ class Ruled:
         return adaptive(drafter, rule, length).bind(target.lm), {"drafter": params, "rule": own}
 
 
+@dataclasses.dataclass(frozen=True)
+class Parted:
+    """A drafter made of others.
+
+    Attributes:
+      kind: its class, which takes them first.
+      parts: the others.
+      fields: its own, as they were set.
+    """
+
+    kind: type
+    parts: "tuple[Drafter | Stored | Ruled, ...]"
+    fields: dict[str, Any]
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
+        """See `Stored.load`; the parameters are the parts', in their order."""
+        drafters, params = zip(*(ready(part, target, mesh) for part in self.parts), strict=True)
+        made = self.kind(*drafters, **self.fields).bind(target.lm)
+        return made, None if all(own is None for own in params) else params
+
+
 def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
     """A rule with a head over the features of a draft model, for which it is loaded."""
     if not isinstance(drafter, ModelDrafter):
@@ -113,7 +134,7 @@ def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -
     return rule.load(dataclasses.replace(target, lm=drafter.lm, params=params, name="the draft model"), mesh)
 
 
-def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:
+def ready(drafter: "Drafter | Stored | Ruled | Parted", target: Any, mesh: Any = None) -> tuple[Any, Any]:
     """A drafter and its parameters, loaded if it has any; see `Stored.load`."""
     return (drafter, None) if isinstance(drafter, Drafter) else drafter.load(target, mesh)
 
@@ -250,6 +271,18 @@ def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return drafter, draft.params
 
 
+def _diffusion_and_trigrams(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.draft.heads.trigrams import load_trigrams
+
+    fields = dict(stored.fields)
+    asked = fields.pop("trigrams", "")
+    if asked and target.abstract:
+        raise ValueError(f"{stored.name} reads trigrams, which a configuration does not describe: leave them out")
+    drafter, params = _diffusion_model(dataclasses.replace(stored, fields=fields), target, mesh)
+    tables = load_trigrams(asked, target, drafter.prior, mesh) if asked else None
+    return drafter, {"model": params, "trigrams": tables}
+
+
 def _guide(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     guide = companion(stored.found(target), target, mesh)
     if guide.masked is not None:
@@ -362,6 +395,7 @@ class Loader:
       option: the field of a line that names it.
       what: what it loads, and how to get it, if that may be shipped with a target; `{name}` is the method's.
       how: see `what`.
+      also: further fields of a line that the loader reads, with their defaults.
     """
 
     load: Callable[[Stored, Any, Any], tuple[Any, Any]]
@@ -369,8 +403,10 @@ class Loader:
     option: str = "model"
     what: str = ""
     how: str = ""
+    also: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+_DIFFUSION = {"what": "diffusion model", "how": "a smaller one with its tokenizer"}
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
     "masked_draft": Loader(
@@ -380,14 +416,12 @@ LOADERS: dict[str, Loader] = {
         what="PARD model",
         how="`specjax train pard` makes one of a draft model",
     ),
-    "diffusion_model": Loader(
-        _diffusion_model, f"{_TARGET}-diffusion", what="diffusion model", how="a smaller one with its tokenizer"
+    "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion", **_DIFFUSION),
+    "diffusion_and_trigrams": Loader(
+        _diffusion_and_trigrams, f"{_TARGET}-diffusion", **_DIFFUSION, also={"trigrams": ""}
     ),
     "head": Loader(
         _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
-    ),
-    "judge_head": Loader(
-        _head, _TARGET + "-{name}", what="head for {name}", how="experiments/lossy/README.md says how one is trained"
     ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "own_head": Loader(_own_head, ""),

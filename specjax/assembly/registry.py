@@ -6,6 +6,8 @@ The tables are made from the packages' exports: a class with an entry (`specjax.
 - `prompt_lookup+token_recycling` fuses two drafters.
 - A drafter that grows its tree with an expander takes `expander=NAME` and that expander's fields. For a chain of
   adapted length it takes `rule=NAME` and that rule's fields (`draft:rule=goodput,length=8`).
+- A drafter made of others takes their lines (`rasd:draft=(eagle3:k=4),retriever=prompt_lookup`), or fields of the part
+  that alone has them (`rasd:datastore=FOLDER`).
 - `credit+threshold:threshold=0.8` puts one unmask policy in front of another.
 """
 
@@ -13,7 +15,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +24,7 @@ import jax
 from specjax import diffusion, draft, expand, search, soft, verify, warpers
 from specjax.about import About, abouts, exported
 from specjax.assembly import line
-from specjax.assembly.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
+from specjax.assembly.companions import LOADERS, LONGEST, Parted, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.decoder import Decode
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
@@ -48,6 +50,7 @@ class Entry:
       paper: the fields of `preset=paper`, as a line has them; empty if there is no such preset.
       loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty for nothing.
       worded: the fields that may also be words, whatever their default.
+      parts: the drafters that it is made of, with their default lines.
     """
 
     make: Callable[..., Any]
@@ -59,11 +62,12 @@ class Entry:
     paper: str = ""
     loads: str = ""
     worded: frozenset[str] = frozenset()
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def listed(self) -> dict[str, Any]:
         """Every field with its default; the expander and its fields come last."""
-        fields = {**self.fields, "preset": "small"} if self.paper else self.fields
+        fields = {**self.parts, **self.fields, **({"preset": "small"} if self.paper else {})}
         if not self.expander:
             return fields
         grown = line.read_line(self.expander)
@@ -92,6 +96,9 @@ def entry_of(kind: type, about: About) -> Entry:
         fields = {name: fields.get(name, given[name].default) for name in about.fields}
     worded = frozenset(name for name in fields if _has_words(inspect.signature(make).parameters.get(name)))
     words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads, worded)
+    if about.parts:
+        parted = lambda *parts, **chosen: Parted(kind, parts, {**about.defaults, **chosen})
+        return Entry(parted, fields, *words, about.parts)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)
     loader = LOADERS[about.loads]
@@ -100,7 +107,7 @@ def entry_of(kind: type, about: About) -> Entry:
     def stored(**chosen):
         return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **chosen})
 
-    return Entry(stored, {loader.option: default, **fields}, *words)
+    return Entry(stored, {loader.option: default, **loader.also, **fields}, *words)
 
 
 def _has_words(parameter: inspect.Parameter | None) -> bool:
@@ -351,6 +358,8 @@ def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
 def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     if "rule" in fields and kind == "drafter":
         return _ruled(kind, entry, name, dict(fields))
+    if entry.parts:
+        return _parted(kind, entry, name, dict(fields))
     if not entry.expander:
         return entry.make(**_values(kind, name, entry.fields, fields, entry.worded))
     default = line.read_line(entry.expander)
@@ -364,6 +373,36 @@ def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     tree = {key: values.pop(key) for key in list(values) if key in of_tree}
     expander = EXPANDERS[chosen].make(**{**_values("expander", chosen, of_tree, preset), **tree})
     return entry.make(expander=expander, **values)
+
+
+def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Parted:
+    """A drafter made of others; a field that it lacks is that of the one part that has it."""
+    lines = {part: _part(default, fields.pop(part, "")) for part, default in entry.parts.items()}
+    for key in [key for key in fields if key not in entry.fields]:
+        owners = [part for part, text in lines.items() if key in _settable(text)]
+        if len(owners) > 1:
+            raise ValueError(f"{kind} {name!r}: {' and '.join(owners)} have a field {key!r}: write {owners[0]}=(...)")
+        if owners:
+            lines[owners[0]] = line.extended(lines[owners[0]], f"{key}={line.spelt(fields.pop(key))}")
+    values = _values(kind, name, {**entry.parts, **entry.fields}, fields, entry.worded)
+    return entry.make(*(parse(kind, DRAFTERS, text) for text in lines.values()), **values)
+
+
+def _part(default: str, asked: str) -> str:
+    """A part's line; a text that begins with no drafter's name is what the default part loads."""
+    if not asked or line.read_line(asked).name in DRAFTERS:
+        return asked or default
+    loads = LOADERS[DRAFTERS[line.read_line(default).name].loads]
+    return line.extended(default, f"{loads.option}={line.spelt(asked)}")
+
+
+def _settable(text: str) -> set[str]:
+    """The fields that a drafter's line may have."""
+    asked = line.read_line(text)
+    entry = DRAFTERS[asked.name]
+    expander = asked.fields.get("expander", line.read_line(entry.expander).name if entry.expander else "")
+    own = {"expander"} if entry.expander else set()
+    return {*entry.listed, *own, *(EXPANDERS[expander].fields if expander in EXPANDERS else ())}
 
 
 def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:

@@ -33,12 +33,14 @@ class Batch:
       mask: `[B, T]` bool, which tokens are real and to be predicted: neither padding nor prompt.
       documents: `[B, T]` int32, the document of its row that a slot belongs to; None: a row is one document.
       output: the target's output for the rows, if it was captured before; None: the loop runs the target.
+      wrong: `[B, T]` bool, which tokens of `mask` are labelled wrong; None: nothing is labelled.
     """
 
     tokens: Array
     mask: Array
     documents: Array | None = None
     output: Output | None = None
+    wrong: Array | None = None
 
     @classmethod
     def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
@@ -134,6 +136,9 @@ class Objective(abc.ABC):
     """Fields by a word in a line: `preset=paper` trains as the authors do if the defaults are ours, `preset=small` is
     for small models if the defaults are theirs.
     """
+
+    labelled: ClassVar[bool] = False
+    """Whether its rows say which tokens are wrong (`Batch.wrong`)."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written with the parameters and read back with them."""

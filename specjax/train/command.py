@@ -157,10 +157,11 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     check_reads_text(target)
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
-    task = known[name](target, options, functools.partial(read, True))
+    task = known[name](target, options, functools.partial(read, True, False))
     settings = as_published(settings, options, task.objective.recipe)
     settings = dataclasses.replace(settings, compute_dtype=_compute_dtype(options.compute_dtype, name, task.objective))
-    rows, others = read(task.objective.packed), _others(options, target, task.objective.packed)
+    kind = (task.objective.packed, task.objective.labelled)
+    rows, others = read(*kind), _others(options, target, *kind)
     if options.features is not None:
         rows, others = (None if found is None else found.reading(name, task.objective) for found in (rows, others))
         if starts_from_layers:
@@ -202,21 +203,21 @@ def _check_length(options: TrainOptions, target: Any) -> None:
         )
 
 
-def _rows(options: TrainOptions, target: Any, packed: bool) -> Any:
+def _rows(options: TrainOptions, target: Any, packed: bool, labelled: bool) -> Any:
     """The rows to train on. Text is tokenised once and kept in the run's folder."""
     if options.features is not None:
         return Features.open(Path(options.features), target)
     folder = Path(options.output) / "training"
     files = prompts.written(options, target, folder)
-    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows")
+    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows", labelled)
 
 
-def _others(options: TrainOptions, target: Any, packed: bool) -> Any:
+def _others(options: TrainOptions, target: Any, packed: bool, labelled: bool) -> Any:
     """The held-out rows; None: nothing is held out."""
     if not options.held_out:
         return None
     if options.features is None:
-        return data.read_rows(options.held_out, target, length_of(options), options.seed, packed)
+        return data.read_rows(options.held_out, target, length_of(options), options.seed, packed, labelled=labelled)
     if len(options.held_out) > 1:
         raise ValueError("--held-out takes one captured folder with --features")
     return Features.open(Path(options.held_out[0]), target)

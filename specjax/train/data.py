@@ -9,6 +9,10 @@ Lines of a .jsonl file are objects of one of these kinds:
   earlier messages once others follow (templates that drop old reasoning do), an answer begins a new text. Content may
   be a list of text parts.
 
+Labelled lines, for what learns which tokens are right, are of the second kind. If the completion is wrong, they also
+have `wrong`: the first wrong words as the completion has them, or `[begin, end]`, in characters of a text or in tokens
+of ids. Tokens before it are right, those in it are wrong, and those after it are not labelled.
+
 A prompt may be text, token ids or messages. If the last message is the assistant's, the completion continues it. Files
 of other types are read as one text.
 """
@@ -29,10 +33,12 @@ from specjax.models.messages import checked, render
 from specjax.models.text import encode_text
 from specjax.sharding.rows import own_rows
 from specjax.train import row_files
-from specjax.train.packing import Make, Packed, Piece, Pieces, cut
+from specjax.train.packing import DUE, READ, WRONG, Make, Packed, Piece, Pieces, cut
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 _BOM = b"\xef\xbb\xbf"
+_ANSWERS = ("completion", "tokens", "text")
+"""Fields that hold a completion; the first that there is counts."""
 _AT_A_TIME = 4096
 """Rows processed at a time."""
 
@@ -46,16 +52,18 @@ class Rows:
       mask: `[N, T]` bool, which tokens are predicted.
       skipped: the error of each line that could not be used.
       documents: `[N, T]` int32, see `specjax.objectives.base.Batch`; None: a row is one document.
+      wrong: `[N, T]` bool, see `specjax.objectives.base.Batch`; None: nothing is labelled.
     """
 
     tokens: np.ndarray
     mask: np.ndarray
     skipped: tuple[str, ...] = ()
     documents: np.ndarray | None = None
+    wrong: np.ndarray | None = None
 
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
-        own = {"tokens": self.tokens, "mask": self.mask, "documents": self.documents}
+        own = {"tokens": self.tokens, "mask": self.mask, "documents": self.documents, "wrong": self.wrong}
         return {name: array for name, array in own.items() if array is not None}
 
     def __len__(self) -> int:
@@ -122,6 +130,7 @@ def read_rows(
     seed: int = 0,
     packed: bool = True,
     folder: Path | None = None,
+    labelled: bool = False,
 ) -> Rows:
     """Reads and tokenises training files, line by line.
 
@@ -136,6 +145,7 @@ def read_rows(
       seed: the seed of the order of documents.
       packed: whether a row may hold several documents.
       folder: keeps the rows in files, and reuses files that were made of the same text; None: rows are in memory.
+      labelled: whether lines say which tokens are wrong, see the module.
 
     Raises:
       ValueError: on a missing or empty file, or a file without a usable line; says which and why.
@@ -144,24 +154,24 @@ def read_rows(
 
     def tokenised(scratch: Path | None, make: Make) -> Rows:
         with Pieces(scratch) as pieces:
-            return _tokenised(paths, files, pieces, model, length, seed, packed, make)
+            return _tokenised(paths, files, pieces, model, length, seed, packed, labelled, make)
 
     if folder is None:
         return tokenised(None, lambda name, shape, dtype: np.zeros(shape, dtype))
-    of = row_files.made_of(files, model, length, seed, packed)
+    of = row_files.made_of(files, model, length, seed, packed, labelled)
     kept = row_files.kept(folder, of)
     return Rows(**(kept or row_files.written(folder, of, lambda scratch, make: tokenised(scratch, make).skipped)))
 
 
 def _tokenised(
     paths: Sequence[str | Path], files: list[Path], pieces: Pieces, model: Any, length: int, seed: int, packed: bool,
-    make: Make,
+    labelled: bool, make: Make,
 ) -> Rows:  # fmt: skip
     skipped: list[str] = []
     for file in files:
         usable = 0
         first = None
-        for where, read in _items(file, model):
+        for where, read in _items(file, model, labelled):
             try:
                 documents = read()
                 for ids, mask in documents:
@@ -181,7 +191,7 @@ def _tokenised(
             f"{', '.join(map(str, paths))}: rows of {length} tokens leave nothing to predict; raise --length"
         )
     placed = Packed.of(np.asarray(pieces.sizes), length, seed, packed)
-    return Rows(**placed.written(pieces, length, make), skipped=tuple(skipped))
+    return Rows(**placed.written(pieces, length, make, labelled), skipped=tuple(skipped))
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
@@ -203,8 +213,11 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
+def _items(file: Path, model: Any, labelled: bool) -> Iterator[tuple[str, Any]]:
     """For every line (or the whole text): its place, and a function that reads it to documents."""
+    if labelled and file.suffix != ".jsonl":
+        raise ValueError(f"{file}: labels stand in the lines of a .jsonl file")
+    line_of = _labelled if labelled else _line
     try:
         with file.open("rb") as stored:
             if file.suffix != ".jsonl":
@@ -215,12 +228,13 @@ def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(stored, start=1):
                 line = line.removeprefix(_BOM) if number == 1 else line
                 if line.strip():
-                    yield f"line {number}: ", functools.partial(_line, line, model)
+                    yield f"line {number}: ", functools.partial(line_of, line, model)
     except OSError as error:
         raise ValueError(f"cannot read the training data {str(file)!r}: {error.strerror or error}") from error
 
 
-def _line(line: bytes, model: Any) -> list[Piece]:
+def _content(line: bytes) -> dict[str, Any]:
+    """A line's object, without empty fields."""
     try:
         content = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
@@ -230,24 +244,63 @@ def _line(line: bytes, model: Any) -> list[Piece]:
     content = {name: value for name, value in content.items() if value is not None}
     if content.get("error"):
         raise ValueError("the record of a failed completion")
+    return content
+
+
+def _line(line: bytes, model: Any) -> list[Piece]:
+    content = _content(line)
     if "messages" in content and "prompt" not in content:
         return _conversation(content["messages"], model)
     if "prompt" not in content:
         if "text" not in content and "tokens" not in content:
             raise ValueError("it needs text, tokens, messages, or prompt and completion")
         return _text(content.get("text", content.get("tokens")), model)
-    answer = next((content[key] for key in ("completion", "tokens", "text") if content.get(key) is not None), None)
+    prompt = _ids(content["prompt"], model)
+    completion, end = _completion(content, model)
+    return [(prompt + completion + end, [READ] * len(prompt) + [DUE] * len(completion + end))]
+
+
+def _completion(content: dict[str, Any], model: Any) -> tuple[list[int], list[int]]:
+    """The completion's ids, and those that end it: a record says itself whether it ended."""
+    answer = next((content[key] for key in _ANSWERS if key in content), None)
     if answer is None:
         raise ValueError("it has a prompt and no completion")
+    return _ids(answer, model, special=False), list(model.eos_ids[:1]) if "completion" in content else []
+
+
+def _labelled(line: bytes, model: Any) -> list[Piece]:
+    content = _content(line)
+    if "prompt" not in content:
+        raise ValueError("a labelled line needs prompt and completion, and wrong if the completion is")
     prompt = _ids(content["prompt"], model)
-    ends = "completion" in content  # a record says itself whether it ended
-    completion = _ids(answer, model, special=False) + (list(model.eos_ids[:1]) if ends else [])
-    return [(prompt + completion, [False] * len(prompt) + [True] * len(completion))]
+    completion, end = _completion(content, model)
+    labels = [DUE] * len(completion + end)
+    if content.get("wrong"):
+        answer = next(content[key] for key in _ANSWERS if key in content)
+        begin, stop = _wrong(content["wrong"], answer, completion, model)
+        labels[begin:] = [WRONG] * (stop - begin) + [READ] * (len(labels) - stop)
+    return [(prompt + completion + end, [READ] * len(prompt) + labels)]
+
+
+def _wrong(asked: Any, answer: Any, ids: list[int], model: Any) -> tuple[int, int]:
+    """Which tokens of a completion are wrong: the first of them, and the first after them."""
+    if isinstance(asked, str) and isinstance(answer, str) and asked in answer:
+        asked = [answer.index(asked), answer.index(asked) + len(asked)]
+    pair = isinstance(asked, list) and len(asked) == 2 and all(type(at) is int for at in asked)
+    if not pair or not 0 <= asked[0] < asked[1] <= len(answer):
+        raise ValueError(f"wrong is neither words of the completion nor [begin, end] in it: {asked!r:.40}")
+    if not isinstance(answer, str):
+        return asked[0], asked[1]
+    read = lambda count: len(_tokenizer(model).decode(ids[:count], skip_special_tokens=False))
+    missing = len(answer) - read(len(ids))  # some tokenizers leave out a space at the beginning
+    ends = [missing + read(count) for count in range(1, len(ids) + 1)]
+    first = next(at for at, end in enumerate(ends) if end > asked[0])
+    return first, next(at for at, end in enumerate(ends) if end >= asked[1]) + 1
 
 
 def _text(text: Any, model: Any) -> list[Piece]:
     ids = _ids(text, model) + list(model.eos_ids[:1])
-    return [(ids, [True] * len(ids))]
+    return [(ids, [DUE] * len(ids))]
 
 
 def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
@@ -295,12 +348,12 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
         for text, trained in ((prompt[len(before) :], False), (answer[len(prompt) :], True)):
             part = model.tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
             ids += part
-            mask += [trained] * len(part)
+            mask += [DUE if trained else READ] * len(part)
         before = answer
     return documents
 
 
-def _check(ids: list[int], mask: list[bool], model: Any) -> None:
+def _check(ids: list[int], mask: list[int], model: Any) -> None:
     outside = [i for i in ids if not 0 <= i < model.lm.vocab_size]
     if outside:
         raise ValueError(f"token id {outside[0]} is outside the vocabulary of {model.lm.vocab_size}")

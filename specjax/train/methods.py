@@ -19,6 +19,7 @@ from specjax.draft.heads.folder import save_head
 from specjax.expand import Chain
 from specjax.train.options import TrainOptions
 from specjax.train.task import Read, Task, check_length, check_masked, divergence_of, fields_of, with_preset
+from specjax.verify import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +124,25 @@ def policy_task(
 
     def save(folder: Path, params: Any) -> None:
         save_head(folder, name, made.fields, made.export(params), target, options.save_dtype)
+
+    return Task(made, made.init(jax.random.key(options.seed), target.params), target.params, save)
+
+
+def verifier_task(
+    name: str, kind: type[Verifier], objective: type[Any], target: Any, options: TrainOptions, read: Read
+) -> Task:
+    """The task of a verifier's head over the target's features; the target is not changed."""
+    names = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start", "prompts", "features")
+    foreign = [option for option in names if getattr(options, option)]
+    if foreign:
+        raise ValueError(f"--{foreign[0].replace('_', '-')} is not for {name}, which is trained on labelled --data")
+    if target.masked is not None:
+        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
+    of_verifier, of_objective = fields_of(options.drafter, kind, objective)
+    made = objective(kind(**of_verifier).bind(target.lm), **of_objective)
+
+    def save(folder: Path, params: Any) -> None:
+        save_head(folder, name, made.fields, params, target, options.save_dtype)
 
     return Task(made, made.init(jax.random.key(options.seed), target.params), target.params, save)
 

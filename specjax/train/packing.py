@@ -11,8 +11,14 @@ from typing import Any
 
 import numpy as np
 
-Piece = tuple[list[int], list[bool]]
-"""Token ids, and which of them are predicted."""
+Piece = tuple[list[int], list[int]]
+"""Token ids, and of each: `READ`, `DUE` or `WRONG`."""
+
+READ, DUE, WRONG = 0, 1, 2
+"""A token that is only read, one that is predicted or labelled right, and one that is labelled wrong."""
+
+_WRONG = 1 << 30
+"""Added to the id of a wrong token in a file; larger than any id."""
 
 Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
 """A function that makes an array of zeros from its name, shape and type."""
@@ -32,9 +38,10 @@ class Pieces:
         self._file = tempfile.TemporaryFile(dir=folder)
         self.sizes = array.array("q")
 
-    def append(self, ids: list[int], mask: list[bool]) -> None:
-        """Adds a piece; ids that are not predicted are written as `~id`."""
-        self._file.write(np.where(mask, ids, np.invert(ids)).astype(np.int32).tobytes())
+    def append(self, ids: list[int], mask: list[int]) -> None:
+        """Adds a piece; ids that are only read are written as `~id`."""
+        marked = np.asarray(ids) + _WRONG * (np.asarray(mask) == WRONG)
+        self._file.write(np.where(mask, marked, np.invert(ids)).astype(np.int32).tobytes())
         self.sizes.append(len(ids))
 
     def read(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
@@ -45,7 +52,8 @@ class Pieces:
 
         def one(number: int) -> tuple[np.ndarray, np.ndarray]:
             found = signed[ends[number] - self.sizes[number] : ends[number]]
-            return np.where(found < 0, np.invert(found), found), found >= 0
+            ids, wrong = np.where(found < 0, np.invert(found), found), found >= _WRONG
+            return ids - _WRONG * wrong, (found >= 0) + wrong.astype(int)
 
         return one
 
@@ -59,7 +67,7 @@ class Pieces:
         self.close()
 
 
-def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
+def cut(ids: list[int], mask: list[int], length: int) -> list[Piece]:
     """Cuts a document into pieces of at most `length` tokens, each with its own tokens to predict.
 
     Pieces without tokens to predict are left out.
@@ -68,19 +76,19 @@ def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
     Each later piece begins with the prompt's end, up to a quarter of the piece. After that come the latest tokens
     before the piece; both parts together take up to half of it.
 
-    >>> cut([1, 2, 3, 4, 5, 6], [True] * 6, 4)
-    [([1, 2, 3, 4], [True, True, True, True]), ([5, 6], [True, True])]
-    >>> cut([1, 2, 3, 4, 5, 6], [False] * 3 + [True] * 3, 4)
-    [([2, 3, 4, 5], [False, False, True, True]), ([3, 5, 6], [False, False, True])]
+    >>> cut([1, 2, 3, 4, 5, 6], [DUE] * 6, 4)
+    [([1, 2, 3, 4], [1, 1, 1, 1]), ([5, 6], [1, 1])]
+    >>> cut([1, 2, 3, 4, 5, 6], [READ] * 3 + [DUE] * 3, 4)
+    [([2, 3, 4, 5], [0, 0, 1, 1]), ([3, 5, 6], [0, 0, 1])]
     """
-    answer = mask.index(True)
+    answer = next(at for at, kind in enumerate(mask) if kind)
     half = 0 if all(mask) else length // 2
     prompt = list(range(max(0, answer - half // 2), answer))  # the part of it that later pieces repeat
     before = list(range(max(0, min(answer - half, len(ids) - length)), answer))
     pieces, done = [], answer
     while done < len(ids):
         end = min(done + length - len(before), len(ids))
-        own = [False] * len(before) + mask[done:end]
+        own = [READ] * len(before) + mask[done:end]
         if any(own[1:]):
             pieces.append(([ids[i] for i in before] + ids[done:end], own))
         done = end
@@ -142,19 +150,24 @@ class Packed:
         order = longest[np.argsort(rows[longest], kind="stable")]
         return cls(shuffled[order], rows[order])
 
-    def written(self, pieces: Pieces, length: int, make: Make) -> dict[str, np.ndarray]:
-        """Tokens, mask and documents, `[N, T]` each; see `specjax.train.data.Rows`."""
+    def written(self, pieces: Pieces, length: int, make: Make, labelled: bool = False) -> dict[str, np.ndarray]:
+        """Tokens, mask and documents, `[N, T]` each, and which tokens are wrong if `labelled`; see
+        `specjax.train.data.Rows`.
+        """
         shape = (int(self.rows[-1]) + 1, length)
         kinds = {"tokens": np.int32, "mask": np.bool_, "documents": np.int32}
+        kinds |= {"wrong": np.bool_} if labelled else {}
         found = {name: make(name, shape, kind) for name, kind in kinds.items()}
-        tokens, mask, documents = found.values()
+        tokens, mask, documents = (found[name] for name in ("tokens", "mask", "documents"))
         piece, row, end, number = pieces.read(), -1, 0, 0
         for one, at in zip(self.order, self.rows, strict=True):
             if at != row:
                 row, end, number = at, 0, 0
             ids, own = piece(one)
             begin, end = end, end + len(ids)
-            tokens[row, begin:end], mask[row, begin:end], documents[row, begin:end] = ids, own, number
+            tokens[row, begin:end], mask[row, begin:end], documents[row, begin:end] = ids, own > READ, number
+            if labelled:
+                found["wrong"][row, begin:end] = own == WRONG
             number += 1
             documents[row, end:] = number
         return found

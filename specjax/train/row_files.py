@@ -19,20 +19,26 @@ from specjax.train.packing import Make
 
 _ABOUT, _SKIPPED = "rows.json", "skipped.json"
 _ARRAYS = ("tokens", "mask", "documents")
+_LABELS = "wrong"
 
 
 Fields = dict[str, Any]
 """The arrays of `specjax.train.data.Rows`."""
 
 
-def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: bool) -> dict[str, Any]:
-    """The inputs on which rows depend, as JSON: the content of files, the tokenizer, and packing."""
+def made_of(
+    files: Sequence[Path], model: Any, length: int, seed: int, packed: bool, labelled: bool = False
+) -> dict[str, Any]:
+    """The inputs on which rows depend, as JSON: the content of files, the tokenizer, packing, and whether there are
+    labels.
+    """
     return {
         "files": [[file.suffix, _hash(file)] for file in files],  # without folders, which may differ between processes
         "model": None if model.path is None else fingerprint(model.path),
         "length": length,
         "seed": seed,
         "packed": packed,
+        **({"labelled": True} if labelled else {}),
     }
 
 
@@ -45,7 +51,8 @@ def kept(folder: Path, of: dict[str, Any]) -> Fields | None:
 
 
 def _read(folder: Path) -> Fields:
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    names = (*_ARRAYS, *([_LABELS] if (folder / f"{_LABELS}.npy").exists() else []))
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
     return arrays | {"skipped": tuple(json.loads((folder / _SKIPPED).read_text()))}
 
 

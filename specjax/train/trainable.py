@@ -2,20 +2,26 @@
 
 import functools
 
-from specjax import diffusion, draft
+from specjax import diffusion, draft, verify
 from specjax.about import abouts, exported
 from specjax.diffusion import unmask
 from specjax.draft.adaptive import Rule
 from specjax.draft.base import Trained
-from specjax.train.methods import HeadTask, policy_task, rule_task
+from specjax.train.methods import HeadTask, policy_task, rule_task, verifier_task
 from specjax.train.task import Make
 from specjax.train.whole_models import WHOLE_MODELS
+from specjax.verify import Verifier
 
 
 def trainable() -> dict[str, Make]:
     """Everything that `specjax train` can train, by name. A method has the first of its names, like its folder."""
     found: dict[str, Make] = {**WHOLE_MODELS, **heads()}
-    for base, packages, task in ((Rule, (draft,), rule_task), (unmask.Unmask, (diffusion, unmask), policy_task)):
+    methods = (
+        (Rule, (draft,), rule_task),
+        (unmask.Unmask, (diffusion, unmask), policy_task),
+        (Verifier, (verify,), verifier_task),
+    )
+    for base, packages, task in methods:
         for kind in exported(base, *packages):
             if (objective := kind.objective()) is not None:
                 name = abouts(kind)[0].name

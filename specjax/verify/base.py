@@ -6,7 +6,7 @@ In the shape descriptions `B` denotes rows, `D` the deepest node a step may veri
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 import jax
 
@@ -16,6 +16,9 @@ from specjax.lm import LM, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.tree import DRAWN, Children, Extra, Tree, TreeFacts
+
+if TYPE_CHECKING:  # imported only when it is needed
+    from specjax.objectives.base import Objective
 
 
 @jax.tree_util.register_dataclass
@@ -98,6 +101,15 @@ class Verifier(abc.ABC):
         """The rule's arrays, once bound to the target: a decoder's `params["verify"]`; None if it has none.
 
         They are made from the target's parameters; with `needs_params` they are the start of training.
+        """
+        return None
+
+    @classmethod
+    def objective(cls) -> "type[Objective] | None":
+        """The objective with which `specjax train` fits its parameters, imported when needed. It is made of the bound
+        verifier.
+
+        None if they are not trained here.
         """
         return None
 

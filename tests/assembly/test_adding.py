@@ -380,7 +380,7 @@ def test_who_promises_what(capsys):
 def test_what_a_line_loads_where_it_names_nothing():
     """What is shipped; one head under two names is one folder, and a filter is never shipped."""
     grown = {"expander": Chain()}
-    cases = {"rest": {}, "ppd": {}, "draft": grown, "diffuspec": grown, "eagle2": grown}
+    cases = {"rest": {}, "ppd": {}, "draft": grown, "diffusion_draft": grown, "eagle2": grown}
     loaded = {name: registry.DRAFTERS[name].make(**fields) for name, fields in cases.items()}
     kinds = ["rest", "ppd", "draft", "diffusion", "eagle1"]
     families = {"tiny": "tiny", "tiny-diffusion": "tiny", "smollm2": "smollm2", "another": DEFAULT_MODEL}
@@ -410,7 +410,7 @@ def test_what_is_shipped_beside_a_target_goes_by_its_folder(tmp_path, monkeypatc
     wanted = {
         "eagle3": "no head for eagle3 .*`specjax train eagle3`",
         "rest": "no datastore .* with datastore=FOLDER .*`specjax datastore build`",
-        "diffuspec": "no diffusion model .* with model=FOLDER",
+        "diffusion_draft": "no diffusion model .* with model=FOLDER",
     }
     for name, said in wanted.items():
         with pytest.raises(ValueError, match=said):

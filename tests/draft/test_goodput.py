@@ -149,7 +149,7 @@ def test_its_line_of_text():
         ("draft:rule=frob", "unknown rule 'frob'; choose confidence, online, goodput"),
         ("draft:rule=goodput,cost=1", "has no field 'cost'; it has model, rule, length, draft_pass"),
         ("draft:rule=goodput,expander=top_k", "has no field 'expander'"),
-        ("diffuspec:rule=goodput", "both have a field 'decay'"),
+        ("diffusion_draft:rule=goodput", "both have a field 'decay'"),
         ("prompt_lookup:rule=goodput,expander=chain", "has no field 'expander'"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -77,7 +77,7 @@ def test_fuse_adds_up_what_its_drafters_say():
     assert fused.nodes == 6 + 5 - 1 and fused.depth == 5 and fused.wants.topk == 8
 
 
-STORELESS = [name for name in DRAFTERS if name not in ("rest", "fuse-rasd")]  # a store is made by a whole run
+STORELESS = [name for name in DRAFTERS if name not in ("rest", "rasd")]  # a store is made by a whole run
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Merged trees against sets of strings, and what RASD leaves of what was retrieved."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,27 +9,33 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.assembly import registry
+from specjax.assembly.companions import Parted
 from specjax.draft import (
     PPD,
+    Drafter,
     DynamicExit,
     Kangaroo,
     Lookahead,
     ModelDrafter,
     PromptLookup,
+    Proposal,
     Rasd,
+    Rest,
     Stand,
     Swift,
     TokenRecycling,
+    View,
     fuse,
 )
 from specjax.draft.fuse import union
 from specjax.draft.rasd import pruned
-from specjax.expand import Chain
+from specjax.expand import Chain, TopK
 from specjax.models.tabular import TabularLM, random
 from specjax.prompts import Prompts
 from specjax.reference import retrieval as oracle
-from specjax.sampling import row_keys
-from specjax.tree import Tree
+from specjax.sampling import Sampler, SamplingArrays, row_keys
+from specjax.tree import Topology, Tree
 
 ROOT = 9
 merged = jax.jit(union, static_argnums=2)
@@ -128,6 +135,45 @@ def test_where_the_draft_says_nothing_all_that_was_retrieved_stays():
 LM = TabularLM(12, order=2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Everything(Drafter):
+    """Finds every token after the root, and token 0 after each of them."""
+
+    topology = Topology((-1, *[0] * 12, *range(1, 13)), (0, *range(12), *[0] * 12))
+
+    nodes = property(lambda self: 25)
+    depth = property(lambda self: 2)
+
+    def propose(self, params, draft, view, sampler):
+        rows = jnp.broadcast_to(jnp.asarray([*range(12), *[0] * 12]), (view.root.shape[0], 24))
+        tokens = jnp.concatenate([view.root[:, None], rows], axis=1)
+        return Proposal(Tree.of(self.topology, tokens, jnp.ones(tokens.shape, bool)), draft)
+
+
+def test_the_drafts_whole_distribution_after_the_root_prunes(first=4):
+    """The tree has one child of the root; what was found may begin with any of the likeliest, and with no other."""
+    lm = TabularLM(12)
+    table = random(jax.random.key(1), 12, 1, concentration=0.2)
+    drafter = Rasd(ModelDrafter(lm, Chain(2)), Everything(), first=first).bind(lm)
+    tree = proposal_of(drafter, {"target": table, "draft": (table, None)}, jnp.asarray([[1, 2], [3, 4]])).tree
+    for row, root in enumerate((2, 4)):
+        likeliest = set(np.argsort(-np.asarray(table["table"])[root])[:first].tolist())
+        found = {string for string in strings(tree, row) if len(string) == 2 and string[1] == 0}
+        drafted = int(tree.tokens[row, 1])  # the one that the chain itself begins with
+        assert {string[0] for string in strings(tree, row) if string} == {drafted} | likeliest
+        assert {string[0] for string in found} >= likeliest
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def proposal_of(drafter, params, tokens):
+    length, live = jnp.full((2,), 2), jnp.ones((2,), bool)
+    view = View(tokens, length, live, None, max_depth=drafter.depth)
+    sampler = Sampler(
+        row_keys(0, "ab"), tokens, length, live, SamplingArrays({"temperature": jnp.zeros(2)}), greedy=True
+    )
+    return drafter.propose(params, drafter.init(params, 2, 8), view, sampler)
+
+
 def run(drafter):
     params = {
         "target": random(jax.random.key(0), 12, 2, concentration=0.2),
@@ -165,3 +211,27 @@ def test_sizes_and_bad_input():
         for parts in ((chain, beside), (beside, table)):
             with pytest.raises(ValueError, match=f"{type(beside).__name__} adds slots of its own or a head start"):
                 fuse(*parts).bind(LM)
+
+
+def test_its_line_has_the_lines_of_its_parts():
+    """Their own lines, fields that one of them has, or the folder that a part loads."""
+    read = lambda text: registry.parse("drafter", registry.DRAFTERS, text)
+    made = read("rasd")
+    assert isinstance(made, Parted) and made.kind is Rasd and made.fields == {"limit": 14}
+    assert [part.kind for part in made.parts] == [ModelDrafter, Rest]
+    assert made.parts[0].fields["expander"] == TopK(coupled=False)
+    made = read("rasd:draft=my/draft,datastore=my/store,first=5,span=7")
+    assert [part.asked for part in made.parts] == ["my/draft", "my/store"]
+    assert made.fields == {"limit": 14, "first": 5} and made.parts[1].fields == {"span": 7}
+    made = read("rasd:draft=(draft:expander=chain,length=3),retriever=(prompt_lookup:length=5),ngram=2")
+    assert made.parts[0].fields["expander"] == Chain(3) and made.parts[1] == PromptLookup(length=5, ngram=2)
+    assert read('{"name": "rasd", "retriever": {"name": "prompt_lookup", "length": 5}}').parts[1].length == 5
+    for text, said in {
+        "rasd:nodes=5": "draft and retriever have a field 'nodes': write draft=",
+        "rasd:spam=5": "has no field 'spam'; it has draft, retriever, limit, first",
+        "rasd:retriever=(rest:spam=5)": "drafter 'rest' has no field 'spam'",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            read(text)
+    with pytest.raises(ValueError, match="grows its tree with an expander, and TokenRecycling does not"):
+        Rasd(TokenRecycling(k=4), PromptLookup())

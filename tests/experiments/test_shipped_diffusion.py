@@ -78,7 +78,7 @@ def test_it_answers_questions_that_it_never_saw(model):
 def test_it_drafts_for_the_target():
     """The shipped pair: plain decoding's text, in fewer steps."""
     target = models.load("tiny", dtype="float32")
-    plain, drafted = Engine(target, drafter="none"), Engine(target, drafter="diffuspec")
+    plain, drafted = Engine(target, drafter="none"), Engine(target, drafter="diffusion_draft")
     for temperature in (0.0, 1.0):
         texts = [
             list(

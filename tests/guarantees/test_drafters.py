@@ -29,15 +29,16 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead
 from specjax.state import Finish
 
-FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}
-"""Every registered name has a line in the fast set; the slow one has what differs from another line in its parts alone."""
+FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)} - {"rasd", "diffusion_draft"}
+"""Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
+its parts alone."""
 
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "diffuspec",
-    "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd",
-    "kangaroo", "swift", "del", "small_cache", "lookahead",
+    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard",
+    "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp",
+    "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -49,10 +50,11 @@ ONE_RUNG = (
     "aded",
     "stand",
     "rest",
+    "diffuspec",
     "kangaroo",
     "swift",
     "del",
-    "fuse-rasd",
+    "rasd",
     "adaptive-goodput",
 )
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""

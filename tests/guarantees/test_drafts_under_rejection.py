@@ -44,9 +44,7 @@ def drafter_of(name):
 
 
 NAMES = [
-    name
-    for name in (*first_lines(), "draft-early_stop", "fuse-rasd")
-    if name not in ("none", "forced") and drafter_of(name).alone
+    name for name in (*first_lines(), "draft-early_stop") if name not in ("none", "forced") and drafter_of(name).alone
 ]
 """No rule but the default one judges drafts that depend on other rows. Rows without a constraint have no forced tokens:
 `sampling/test_constraint.py` has those.
@@ -96,9 +94,9 @@ def test_power():
 
 
 SLOW = (
-    "suffix", "sam", "iad", "rest", "jacobi", "pard", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3",
-    "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead",
-    "draft-early_stop", "fuse-rasd",
+    "suffix", "sam", "iad", "rest", "jacobi", "pard", "diffusion_draft", "diffuspec", "medusa", "hydra-prefix", "eagle1",
+    "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead",
+    "draft-early_stop", "rasd",
 )  # fmt: skip
 
 

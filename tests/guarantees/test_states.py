@@ -39,7 +39,7 @@ import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import VERIFIERS
 from specjax.diffusion import diffusion
-from specjax.draft import DiffuSpec, ModelDrafter
+from specjax.draft import DiffusionDrafter, ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Model, quantised
@@ -53,7 +53,7 @@ from specjax.search.writer import Writer
 from specjax.sharding.mesh import make_mesh
 from specjax.state import Finish
 
-READS_BOTH_WAYS = ("diffuspec",)
+READS_BOTH_WAYS = ("diffusion_draft", "diffuspec")
 """Drafters whose own model sees a text in both directions."""
 
 
@@ -465,7 +465,7 @@ def test_what_reads_both_ways_or_forgets_is_refused_when_it_is_made(kind):
     lm = MODELS[kind]
     both = "a diffusion model reads a text both ways, and layers with .* read it from left to right"
     with pytest.raises(ValueError, match=both):
-        specjax.speculative(lm, DiffuSpec(lm, 5, Chain(2)))
+        specjax.speculative(lm, DiffusionDrafter(lm, 5, Chain(2)))
     with pytest.raises(ValueError, match=both):
         diffusion(lm, 5)
     with pytest.raises(ValueError, match="see the whole text by plain attention, and this model has layers with "):

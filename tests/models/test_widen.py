@@ -20,6 +20,7 @@ from specjax.draft import (
     Acceptance,
     Clover2,
     DFlash,
+    DiffusionDrafter,
     DiffuSpec,
     DSpark,
     Eagle,
@@ -160,7 +161,8 @@ def test_kernels_of_layers_grow_as_k_squared_and_tables_as_k(name):
 DRAFT = of(num_hidden_layers=1)
 DRAFTERS = {
     "draft over fewer tokens": ModelDrafter(DRAFT, Chain(2)),
-    "diffuspec": DiffuSpec(DRAFT, 39, Chain(2)),
+    "diffusion_draft": DiffusionDrafter(DRAFT, 39, Chain(2)),
+    "diffuspec": DiffuSpec(DRAFT, 39, length=3, least=1, most=4),
     "medusa": Medusa(layers=2),
     "hydra": Hydra(TopK(k=2, depth=2, nodes=4), layers=2, prefix_layer=True),
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
@@ -185,6 +187,8 @@ def own_params(name, target):
     if name == "draft over fewer tokens":
         lm, lower = trimmed_model(DRAFT, lower, np.arange(0, 40, 2))
         return dataclasses.replace(drafter, lm=lm), lower
+    if name == "diffuspec":
+        return drafter, {"model": lower, "trigrams": None}
     if name == "acceptance":
         return drafter, {"drafter": lower, "rule": moved(drafter.rule.bind(DRAFT).init_params(seeds, lower))}
     if name == "fuse":
@@ -225,8 +229,8 @@ def check(got, wanted, k):
 
 
 SLOW = (
-    "draft over fewer tokens", "diffuspec", "medusa", "hydra", "eagle3", "mtp", "peagle", "dflash", "dspark",
-    "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse",
+    "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "eagle3", "mtp", "peagle", "dflash",
+    "dspark", "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse",
 )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ SHORT = {
 }
 """What a command is told besides, so that it takes seconds: of an option that is there twice, the last one counts."""
 
-AFTER = {"retrieval-2": "retrieval-1", "retrieval-3": "retrieval-1", "train-7": "train-1"}
+AFTER = {"retrieval-2": "retrieval-1", "retrieval-3": "retrieval-1", "retrieval-4": "retrieval-1", "train-7": "train-1"}
 """Blocks that need what another one of their page leaves."""
 
 

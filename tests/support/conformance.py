@@ -18,6 +18,7 @@ from specjax.draft import (
     Aded,
     Clover2,
     DFlash,
+    DiffusionDrafter,
     DiffuSpec,
     Drafter,
     DSpark,
@@ -154,8 +155,9 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
-    "diffuspec": DiffuSpec(DRAFT, 95, Chain(3)),
-    "diffuspec-top_k": DiffuSpec(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
+    "diffusion_draft": DiffusionDrafter(DRAFT, 95, Chain(3)),
+    "diffusion_draft-top_k": DiffusionDrafter(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
+    "diffuspec": DiffuSpec(DRAFT, 95, length=4, least=2, more=2, most=4),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),
     "medusa": Medusa(),
@@ -179,7 +181,7 @@ DRAFTERS: dict[str, Drafter] = {
     "small_cache": SmallCache(expander=Chain(3)),
     "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
-    "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
+    "rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
 """The conformance table: one line per drafter and expander."""
 
@@ -305,7 +307,7 @@ EACH_KIND = (
     "draft-without_replacement",
     "draft-greedy_draft",
     "draft-dyspec",
-    "diffuspec",
+    "diffusion_draft",
     "medusa",
     "eagle3",
     "kangaroo",
@@ -344,11 +346,12 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffuspec"))},
+    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffusion_draft"))},
+    "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),
-    "fuse-rasd": lambda target: (draft_model(target), store()),
+    "rasd": lambda target: (draft_model(target), store()),
 }
 """From the target's parameters to a drafter's, by its name; trained drafters make their own."""
 

@@ -15,7 +15,7 @@ from support.shapes import changed
 
 import specjax
 from specjax import decoder as decoding
-from specjax.draft import Rasd, Rest, Trained
+from specjax.draft import DiffuSpec, Rasd, Rest, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -67,6 +67,8 @@ def weights(name):
         said = [(*prompt, *text) for prompt, text in zip(HOT.prompts, alone(), strict=True)]
         store = jax.tree.map(jnp.asarray, build(said[::2], SHALLOW.vocab_size))
         own = (draft, store) if isinstance(drafter, Rasd) else store
+    elif isinstance(drafter, DiffuSpec):
+        own = {"model": draft, "trigrams": None}
     elif isinstance(drafter, Adaptive):
         own = {**params(name)["draft"], "drafter": draft}
     else:
@@ -124,7 +126,7 @@ def run(decoder, params, state):
     return jax.lax.while_loop(lambda state: jnp.any(~state.done), step, state)
 
 
-LESS = ("diffuspec", "eagle1", "eagle3")
+LESS = ("diffusion_draft", "eagle1", "eagle3")
 """Drafters that another line has with more: weights, or nodes ranked by their odds."""
 
 SPLIT = [name for name in DRAFTERS if name not in (*TWINS, *LESS) or name in ("draft-top_k", "draft-iid", "eagle2")]

@@ -17,6 +17,7 @@ from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Rasd,
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
+from specjax.draft.one_pass import OnePass
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, llama_config
 from specjax.prompts import Prompts
@@ -87,8 +88,8 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
         return dataclasses.replace(drafter, a=smaller(drafter.a, lm), b=smaller(drafter.b, lm))
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
-    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | DiffuSpec) else {}
-    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, DiffuSpec | Pard) else {}
+    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | OnePass) else {}
+    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
     return dataclasses.replace(drafter, **changes)
 
@@ -115,6 +116,8 @@ def params_of(drafter: Drafter, lm: LlamaLM, said):
         own = jax.tree.map(jnp.asarray, drawn(made, seed=1))
     elif isinstance(drafter, Rest | Rasd):
         own = (draft, store()) if isinstance(drafter, Rasd) else store()
+    elif isinstance(drafter, DiffuSpec):
+        own = {"model": draft, "trigrams": None}
     elif isinstance(drafter, Adaptive):
         own = {"drafter": draft, "rule": None}
     else:

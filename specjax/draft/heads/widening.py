@@ -5,10 +5,10 @@ from typing import Any
 
 from specjax.draft.adaptive import RuledDrafter
 from specjax.draft.base import Drafter
-from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.feature import SIZES, sizes
 from specjax.draft.fuse import Fused
 from specjax.draft.model import ModelDrafter
+from specjax.draft.one_pass import OnePass
 from specjax.draft.padded import PaddedLM
 from specjax.draft.rest import Rest
 from specjax.draft.trim import TrimmedLM
@@ -76,7 +76,7 @@ def _wider(value: Any, k: int) -> Any:
 
 def _width(drafter: Any) -> int:
     """E of the model that its parameters belong to."""
-    lm = drafter.lm if isinstance(drafter, (ModelDrafter, DiffuSpec)) else drafter.target
+    lm = drafter.lm if isinstance(drafter, (ModelDrafter, OnePass)) else drafter.target
     config = getattr(lm, "config", None)
     if not isinstance(config, ModelConfig):
         what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"

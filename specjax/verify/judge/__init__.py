@@ -30,7 +30,7 @@ class Judge(Verifier):
     trees.
 
     Its parameters, `params["verify"]`, are {`kernel`: `[E]`, `bias`: `[1]`}, trained for one target
-    (`experiments/lossy/train_judge.py`).
+    (`specjax train judge`).
 
     Attributes:
       threshold: of the head's probability, in [0, 1].
@@ -41,7 +41,7 @@ class Judge(Verifier):
         "keep another token where a trained head on the target's features finds it right",
         "arXiv:2501.19309",
         "lossy",
-        loads="judge_head",
+        loads="head",
     )
 
     wants = Wants(logits=True, draw=True, final=True)
@@ -66,12 +66,18 @@ class Judge(Verifier):
         width = jax.eval_shape(lambda params: self.target.embed(params, one), target_params).shape[-1]
         return {"kernel": jax.random.normal(key, (width,)) / width**0.5, "bias": jnp.zeros((1,))}
 
+    @classmethod
+    def objective(cls):
+        from specjax.verify.judge.objective import TrainJudge
+
+        return TrainJudge
+
     def given(self, params):
         return functools.partial(self, params=params)
 
     def __call__(self, output, tree, sampler, params=None):
         if params is None:
-            raise ValueError('judge reads a trained head: give it as params["verify"], see experiments/lossy/README.md')
+            raise ValueError('judge reads a trained head: give it as params["verify"]; `specjax train judge` makes one')
         p, _, offered = judged_by(output, tree, sampler, soft=True)
         rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
         chance = p[rows, parent, jnp.maximum(tree.tokens, 0)]

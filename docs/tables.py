@@ -45,6 +45,8 @@ NEEDS = {
     "head": "a trained head",
     "own_head": "a target with such a layer",
     "datastore": "a datastore",
+    "drafters": "what its drafters need",
+    "cascade": "a model of the same vocabulary",
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
 }
@@ -320,7 +322,10 @@ def rings() -> Iterator[tuple[str, ...]]:
 
 
 _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
-_LOADED = {"model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads"}
+_LOADED = {
+    "model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads", "drafters": "drafts",
+    "cascade": "drafts",
+}  # fmt: skip
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),
     (registry.EXPANDERS, "drafters", "trees"),

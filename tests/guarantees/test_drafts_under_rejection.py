@@ -98,7 +98,7 @@ def test_power():
 SLOW = (
     "suffix", "sam", "iad", "rest", "jacobi", "diffuspec", "medusa", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle",
     "dflash", "dspark", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead", "draft-early_stop",
-    "fuse-rasd",
+    "fuse-rasd", "cascade", "switch",
 )  # fmt: skip
 
 

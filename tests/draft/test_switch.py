@@ -150,6 +150,13 @@ def test_a_member_that_no_row_takes_does_not_draft():
 
 
 @pytest.mark.slow
+def test_trees_and_chains_of_rows_that_share_what_they_know():
+    text, state, taken, _ = run(Switch((TokenRecycling(k=4, tree="2 | 1 1"), PromptLookup(3, ngram=2, min_ngram=1))))
+    np.testing.assert_array_equal(text, run(NoDrafter())[0])
+    assert {*np.concatenate(taken).tolist()} == {0, 1} and np.asarray(state.stats.accepted)[:, 1:].sum()
+
+
+@pytest.mark.slow
 def test_a_draft_model_reads_what_it_has_missed():
     """The target itself as a draft model is always right, however long it was not asked."""
     own = random(jax.random.key(0), 12, 2, concentration=0.2)

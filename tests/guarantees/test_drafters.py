@@ -55,7 +55,6 @@ ONE_RUNG = (
     "fuse-rasd",
     "cascade",
     "switch",
-    "switch-trees",
     "adaptive-goodput",
 )
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""

@@ -179,7 +179,6 @@ DRAFTERS: dict[str, Drafter] = {
     "small_cache": SmallCache(expander=Chain(3)),
     "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 3, 1),
     "switch": Switch((PromptLookup(length=3, min_ngram=1), ModelDrafter(DRAFT, Chain(2))), pool=0),
-    "switch-trees": Switch((TokenRecycling(k=4, tree="2 | 1 1"), PromptLookup(length=3, min_ngram=1))),
     "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),

@@ -47,7 +47,7 @@ def test_it_is_off_where_nothing_pays():
     assert best(rule, 0.0) == 0
     utility = rule.utility(jnp.asarray([0.0]), jnp.asarray([True]), lengths)
     np.testing.assert_allclose(utility, [1, 1 / 2, 1 / 3], rtol=1e-2)
-    few, many = (Utility(draft=0.1, share=0.9, experts=experts, chosen=2) for experts in (8, 256))
+    few, many = (Utility(draft=0.1, token=0.0, share=0.9, experts=experts, chosen=2) for experts in (8, 256))
     assert best(few, 0.8) > best(many, 0.8) == 0
     assert best(many, 0.8, 256) > 0  # a batch that reads every expert anyway reads no more for its drafts
 

@@ -77,7 +77,8 @@ def test_the_models_tokens_are_those_that_it_writes_alone(verifier):
     np.testing.assert_array_equal(same, accepted)
     for (ours, live), (theirs, _) in zip(others, trees, strict=True):
         np.testing.assert_array_equal(ours[live], theirs[live])
-    assert len(passes) == 4 * len(trees) > len(fewer)  # the look-up is right now and then
+    assert len(passes) == 4 * len(trees) >= len(fewer)
+    assert len(fewer) < len(passes) or isinstance(verifier, Rejection)  # no row repeats itself in that one's texts
     assert {*fewer} == {5, 4}  # it reads up to five committed tokens, then its last token and three proposed ones
 
 

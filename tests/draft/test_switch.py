@@ -140,6 +140,7 @@ def run(drafter, draft=None):
     return np.asarray(state.tokens)[:, :34], state, taken, alive
 
 
+@pytest.mark.slow
 def test_a_member_that_no_row_takes_does_not_draft():
     text, state, taken, alive = run(Switch((Tallied(1), Tallied(2), NoDrafter()), explore=0.5))
     asked = [int(tally[0]) for tally in state.draft[1][:2]]

@@ -30,7 +30,7 @@ def test_distinct_experts_are_those_of_all_choices(tokens):
     np.testing.assert_allclose(got, np.mean(every), rtol=1e-5)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("rate", [0.0, 0.8])
 def test_experts_that_all_tokens_share_leave_goodputs_choice(rate):
     for batch in (1, 4, 16):
         rule = Utility(draft=0.25, token=0.05, share=0.7, overlap=1.0, experts=16, chosen=2)

@@ -30,6 +30,7 @@ def test_distinct_experts_are_those_of_all_choices(tokens):
     np.testing.assert_allclose(got, np.mean(every), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.8])
 def test_experts_that_all_tokens_share_leave_goodputs_choice(rate):
     for batch in (1, 4, 16):

@@ -47,6 +47,8 @@ NEEDS = {
     "head": "a trained head",
     "own_head": "a target with such a layer",
     "datastore": "a datastore",
+    "drafters": "what its drafters need",
+    "cascade": "a model of the same vocabulary",
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
 }
@@ -332,6 +334,8 @@ _LOADED = {
     "diffusion_and_trigrams": "drafts",
     "head": "heads",
     "own_head": "heads",
+    "drafters": "drafts",
+    "cascade": "drafts",
 }
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),

@@ -53,7 +53,8 @@ class Case:
 DRAFTERS = (
     "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi", "lookahead",
     "rest:datastore={datastore}", "swift", "del", "small_cache",
-    "prompt_lookup+token_recycling", "draft:model={draft}", "draft:model={draft},rule=goodput",
+    "prompt_lookup+token_recycling", "switch:drafters=(suffix+draft:model={draft})", "cascade:model={draft}",
+    "draft:model={draft}", "draft:model={draft},rule=goodput", "draft:model={draft},rule=utility",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
     "rasd:draft={draft},datastore={datastore}", "rasd:draft={draft},retriever=prompt_lookup",
     "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft", "pard:draft={draft}",

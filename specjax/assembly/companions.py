@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from specjax.about import abouts
+from specjax.assembly.line import parts
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
@@ -385,6 +386,24 @@ def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return dataclasses.replace(drafter, filled=True), store
 
 
+def _cascade(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A draft model and the drafter for it, which the field `by` names."""
+    from specjax.assembly.registry import build_drafter
+
+    by, _ = build_drafter(stored.fields["by"], target, mesh=mesh)
+    return _model(dataclasses.replace(stored, fields={**stored.fields, "by": by}), target, mesh)
+
+
+def _drafters(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter made of others, whose lines stand side by side in `asked`."""
+    from specjax.assembly.registry import build_drafter
+
+    made = [build_drafter(part, target, mesh=mesh) for part in parts(stored.asked)]
+    members, own = (tuple(each) for each in zip(*made, strict=True))
+    params = None if all(one is None for one in own) else own
+    return stored.kind(members, **stored.fields).bind(target.lm), params
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """The loader of a kind of companion.
@@ -430,6 +449,8 @@ LOADERS: dict[str, Loader] = {
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),
     "texts": Loader(_texts, "", "datastore"),
+    "cascade": Loader(_cascade, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "drafters": Loader(_drafters, "prompt_lookup+suffix", "drafters"),
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }

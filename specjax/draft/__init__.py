@@ -33,11 +33,14 @@ from specjax.draft.swift import Swift as Swift
 from specjax.draft.del_ import DynamicExit as DynamicExit
 from specjax.draft.small_cache import SmallCache as SmallCache
 from specjax.draft.lookahead import Lookahead as Lookahead
+from specjax.draft.cascade import Cascade as Cascade
+from specjax.draft.switch import Switch as Switch
 
 # rules for the length of a chain
 from specjax.draft.adaptive import Confidence as Confidence
 from specjax.draft.adaptive import Online as Online
 from specjax.draft.goodput import Goodput as Goodput
+from specjax.draft.utility import Utility as Utility
 from specjax.draft.acceptance import Acceptance as Acceptance
 from specjax.draft.adaptive import Scored as Scored
 

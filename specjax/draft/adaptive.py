@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About, Named, abouts
-from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner
+from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner, proposed
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM, Wants
 from specjax.sharding.rules import replicated
@@ -62,6 +62,10 @@ class Rule(abc.ABC):
         None if there are no parameters, or none that are trained here.
         """
         return None
+
+    def for_target(self, target: LM) -> "Rule":
+        """This rule made ready for a target (itself, if there is nothing to fill in)."""
+        return self
 
     def lengths(self, length: int) -> tuple[int, ...]:
         """The lengths from which a rule for all rows together chooses, for chains of at most `length`."""
@@ -167,6 +171,7 @@ class RuledDrafter(Drafter):
 
     needs_params = True
     looks_back = of_inner("looks_back")
+    skips = of_inner("skips")
     wants = of_inner("wants")
     prefill_wants = of_inner("prefill_wants")
 
@@ -202,6 +207,9 @@ class RuledDrafter(Drafter):
     def prefill(self, params, draft, chunk, output):
         return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]
 
+    def catch_up(self, params, draft, view):
+        return self.drafter.catch_up(self._own(params), draft[0], view), draft[1]
+
     def observe(self, params, draft, proposal, output, verdict):
         inner = dataclasses.replace(proposal, draft=draft[0])
         seen = self.drafter.observe(self._own(params), draft[0], inner, output, verdict)
@@ -231,7 +239,7 @@ class Adaptive(RuledDrafter, TreeDrafter):
             raise ValueError(
                 f"{type(self.rule).__name__} reads a confidence head, and this {type(inner).__name__} has none"
             )
-        return dataclasses.replace(self, drafter=inner)
+        return dataclasses.replace(self, drafter=inner, rule=self.rule.for_target(target))
 
     def propose(self, params, draft, view, sampler):
         drafter: Any = self.drafter
@@ -246,25 +254,11 @@ class Adaptive(RuledDrafter, TreeDrafter):
 
         if self.rule.together:
             some = goes_on(0, jnp.ones(view.root.shape), None)[0]
-            tree, state = self._unless_none(some, lambda state: grown(inner.catch_up(own, state, view)), draft[0], view)
+            caught = lambda state: grown(inner.catch_up(own, state, view))
+            tree, state = proposed(some, caught, draft[0], view)
         else:
             tree, state = grown(draft[0])
         return Proposal(tree, (state, draft[1]))
-
-    def _unless_none(self, some, grown, state, view):
-        """The tree and the drafter's state after a step that drafts; otherwise the root alone and the state as it was."""
-        shape = jax.eval_shape(grown, state)[0]
-        dist = None if shape.log_q is None else jnp.zeros(shape.log_q.shape, shape.log_q.dtype)
-        tokens = jnp.broadcast_to(view.root[:, None], (view.root.shape[0], self.nodes))
-        root = jnp.arange(self.nodes)[None] == 0
-        bare = Tree.of(
-            self.expander.topology, tokens, jnp.broadcast_to(root, tokens.shape), log_q=dist, children=shape.children
-        )
-        # a loop of at most one pass: XLA updates a cache in place in a loop, and copies it in and out of a branch
-        once = jax.lax.while_loop(
-            lambda carry: carry[0], lambda carry: (jnp.array(False), *grown(carry[2])), (some, bare, state)
-        )
-        return once[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +289,7 @@ class Cut(RuledDrafter):
             raise ValueError(
                 f"rule={rule} reads a draft's probabilities, and {name} has none: choose online or goodput"
             )
-        return dataclasses.replace(self, drafter=inner)
+        return dataclasses.replace(self, drafter=inner, rule=self.rule.for_target(target))
 
     def propose(self, params, draft, view, sampler):
         own = self._own(params)

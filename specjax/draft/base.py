@@ -6,6 +6,7 @@ the text buffer, `V` the target's vocabulary, `E` the model width.
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -286,6 +287,14 @@ class Drafter(abc.ABC):
         """
         return draft
 
+    @property
+    def skips(self) -> bool:
+        """Static: whether steps may leave `propose` out, if `catch_up` precedes the next one.
+
+        Then drafts are the same as if every step had called `propose`, except for rounding.
+        """
+        return True
+
     def trimmed(self, params: PyTree, target_params: PyTree, ids: Any) -> tuple["Drafter", PyTree]:
         """This drafter and its parameters with a head over only the tokens `ids` `[U]`; see `specjax.draft.trim`.
 
@@ -323,6 +332,36 @@ class Drafter(abc.ABC):
 def of_inner(name: str) -> Any:
     """A property of a drafter around another one, its `drafter`: that drafter's own."""
     return property(lambda self: getattr(self.drafter, name))
+
+
+def proposed(
+    needed: Array, propose: Callable[[PyTree], tuple[Tree, PyTree]], draft: PyTree, view: View
+) -> tuple[Tree, PyTree]:
+    """`propose(draft)`, or, if the scalar `needed` is false, the root alone and the state as it was; nothing is computed then.
+
+    Args:
+      needed: scalar bool.
+      propose: from a state to a tree and the new state.
+      draft: the state.
+      view: the step's.
+    """
+    shape = jax.eval_shape(propose, draft)[0]
+    root = jnp.broadcast_to(jnp.arange(shape.nodes)[None] == 0, shape.tokens.shape)
+    bare = dataclasses.replace(
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape),
+        tokens=jnp.where(root, view.root[:, None], -1),
+        parent=jnp.where(root, -1, 0),
+        depth=jnp.where(root, 0, 1),
+        valid=root,
+    )
+    if shape.topology is not None:
+        fixed = Tree.of(shape.topology, bare.tokens, root)
+        bare = dataclasses.replace(bare, parent=fixed.parent, depth=fixed.depth)
+    # a loop of at most one pass: XLA updates a cache in place in a loop, and copies it in and out of a branch
+    once = jax.lax.while_loop(
+        lambda carry: carry[0], lambda carry: (jnp.array(False), *propose(carry[2])), (needed, bare, draft)
+    )
+    return once[1:]
 
 
 def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:

@@ -45,6 +45,7 @@ class Counted(Drafter):
     children = of_inner("children")
     alone = of_inner("alone")
     looks_back = of_inner("looks_back")
+    skips = of_inner("skips")
     rungs = of_inner("rungs")
     weighs_rungs = of_inner("weighs_rungs")
     plain_tree = of_inner("plain_tree")

@@ -48,6 +48,10 @@ class Fused(Drafter):
         return self.a.alone and self.b.alone
 
     @property
+    def skips(self) -> bool:
+        return self.a.skips and self.b.skips
+
+    @property
     def looks_back(self) -> float:
         return max(self.a.looks_back, self.b.looks_back)
 
@@ -102,6 +106,10 @@ class Fused(Drafter):
         first = self.a.propose(first, draft[0], view, sampler)
         second = self.b.propose(second, draft[1], view, sampler)
         return Proposal(self._together(first.tree, second.tree), (first.draft, second.draft))
+
+    def catch_up(self, params, draft, view):
+        first, second = self._split(params)
+        return self.a.catch_up(first, draft[0], view), self.b.catch_up(second, draft[1], view)
 
     def observe(self, params, draft, proposal, output, verdict):
         first, second = self._split(params)

@@ -95,7 +95,18 @@ class Goodput(Rule):
           context: scalar, tokens in all caches.
           lengths: to choose from.
         """
-        powers = rate[:, None] ** jnp.arange(lengths[-1] + 1)[None]
-        tokens = jnp.where(live[:, None], jnp.cumsum(powers, axis=1), 0).sum(axis=0)
         drafted = jnp.asarray(lengths)
-        return drafted[jnp.argmax(tokens[drafted] / self.time(drafted, rate.shape[0], context))]
+        tokens = expected_tokens(rate, live, lengths)
+        return drafted[jnp.argmax(tokens / self.time(drafted, rate.shape[0], context))]
+
+
+def expected_tokens(rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
+    """The expected tokens of a step of all live rows, for each number of drafted tokens in `lengths` (ascending).
+
+    Args:
+      rate: `[B]`, the chance that a drafted token is accepted.
+      live: `[B]` bool.
+      lengths: the numbers.
+    """
+    powers = rate[:, None] ** jnp.arange(lengths[-1] + 1)[None]
+    return jnp.where(live[:, None], jnp.cumsum(powers, axis=1), 0).sum(axis=0)[jnp.asarray(lengths)]

@@ -64,6 +64,8 @@ class InputGuided(ChainDrafter):
         if min(self.length, self.ngram) < 1:
             raise ValueError(f"iad needs length >= 1 and ngram >= 1, got {self}")
 
+    skips = False
+
     def init(self, params, batch, capacity):
         zeros = lambda: jnp.zeros((batch,), jnp.int32)
         return Pointer(zeros(), zeros(), zeros())

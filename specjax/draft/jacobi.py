@@ -93,6 +93,8 @@ class Jacobi(OfTopology, Drafter):
             return "deterministic"
         return "coupled" if self.draws == "shared" else "iid"
 
+    skips = False
+
     @property
     def wants(self) -> Wants:
         return Wants(logits=True) if self.keep_q else Wants(draw=True)

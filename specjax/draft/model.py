@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Proposal, TreeDrafter, caught_up
+from specjax.draft.base import Proposal, TreeDrafter, View, caught_up
 from specjax.draft.head import params_dtype
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
@@ -98,7 +98,8 @@ class ModelDrafter(TreeDrafter):
         lm, params = trimmed_model(self.lm, params, ids)
         return dataclasses.replace(self, lm=lm), params
 
-    def propose(self, params, draft, view, sampler):
+    def begun(self, params: Any, draft: ModelDraft, view: View) -> tuple[ModelDraft, Array, Array]:
+        """The state with the whole text read, the logits `[B, V]` after its end, and their features `[B, 1, E]`."""
         # Catch up on what the last step committed (its last token, the root, included) in one pass of fixed width.
         width = view.max_depth + 1
         positions = draft.length[:, None] + jnp.arange(width)[None]
@@ -111,7 +112,11 @@ class ModelDrafter(TreeDrafter):
         cache = self.lm.commit(draft.cache, output.delta, None, after, view.length - draft.length)
         last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
         final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
-        logits = self.lm.unembed(params["draft"], final)[:, 0]
+        return ModelDraft(cache, view.length), self.lm.unembed(params["draft"], final)[:, 0], final
+
+    def propose(self, params, draft, view, sampler):
+        own, logits, final = self.begun(params, draft, view)
+        cache = own.cache
 
         def grow(carry, level):
             past, _ = carry
@@ -126,7 +131,7 @@ class ModelDrafter(TreeDrafter):
         if isinstance(self.lm, TrimmedLM):
             sampler = sampler.restricted(params["draft"]["ids"], self.lm.vocab_size)
         tree = self.expander(view.root, logits, grow, (None, final), sampler, keep_q=view.keep_q)
-        return Proposal(tree, ModelDraft(cache, view.length))
+        return Proposal(tree, own)
 
     def hidden(self, carry):
         """The features `[B, E]` from which the last distribution was computed."""

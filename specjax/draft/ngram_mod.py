@@ -82,6 +82,8 @@ class NgramMod(ChainDrafter):
         if self.slots < 1 or self.slots & (self.slots - 1) or self.slots > 1 << 30:
             raise ValueError(f"ngram_mod needs a power of two as slots, at most 2^30, got {self.slots}")
 
+    skips = False
+
     @property
     def alone(self) -> bool:
         return False

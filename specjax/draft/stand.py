@@ -92,6 +92,8 @@ class Stand(TableDrafter):
             tail=jnp.full((batch, CONTEXT), -1, jnp.int32),
         )
 
+    skips = False
+
     def axes(self, draft):
         shared = jax.tree.map(lambda leaf: (None,) * leaf.ndim, draft)
         return dataclasses.replace(shared, tail=("batch", None))

@@ -26,7 +26,7 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead
+from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
 from specjax.state import Finish
 
 FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)} - {"rasd", "diffusion_draft"}
@@ -38,7 +38,8 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp",
-    "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead",
+    "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade",
+    "switch",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -55,6 +56,8 @@ ONE_RUNG = (
     "swift",
     "del",
     "rasd",
+    "cascade",
+    "switch",
     "adaptive-goodput",
 )
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""
@@ -147,7 +150,7 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
     if line.decoder.drafter.alone and not isinstance(
-        line.decoder.drafter, PPD | Jacobi | Lookahead
+        line.decoder.drafter, PPD | Jacobi | Lookahead | Switch
     ):  # they learn in every step
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]

@@ -30,7 +30,7 @@ SUBSTITUTES = (
     ("drafters-*", "meta-llama/Llama-3.1-8B-Instruct", "tiny"),
     ("drafters-*", "FOLDER_OR_HUB_ID", "tiny-eagle3"),
     ("drafters-*", "HEAD FOLDER", "tiny-eagle3 OTHER"),
-    ("drafters-3", "MODEL", "tiny"),
+    ("drafters-*", "--target MODEL", "--target tiny"),
     ("drafters-*", "MODEL HEAD", "tiny tiny-eagle3"),
     ("diffusion-*", "GSAI-ML/LLaDA-8B-Instruct", "tiny-diffusion"),
     ("diffusion-1", "FOLDER", "tiny-diffusion"),

@@ -16,6 +16,7 @@ from specjax.draft import (
     MTP,
     PPD,
     Aded,
+    Cascade,
     Clover2,
     DFlash,
     DiffusionDrafter,
@@ -47,6 +48,7 @@ from specjax.draft import (
     Stand,
     Suffix,
     Swift,
+    Switch,
     TokenRecycling,
     Trained,
     adaptive,
@@ -179,6 +181,8 @@ DRAFTERS: dict[str, Drafter] = {
     "swift": Swift(2, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
     "del": DynamicExit((1, 2), length=2),
     "small_cache": SmallCache(expander=Chain(3)),
+    "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 3, 1),
+    "switch": Switch((PromptLookup(length=3, min_ngram=1), ModelDrafter(DRAFT, Chain(2))), pool=0),
     "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
@@ -346,9 +350,10 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffusion_draft"))},
+    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffusion_draft", "cascade"))},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
+    "switch": lambda target: (None, draft_model(target)),
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),
     "rasd": lambda target: (draft_model(target), store()),

@@ -15,7 +15,7 @@ from support.shapes import changed
 
 import specjax
 from specjax import decoder as decoding
-from specjax.draft import DiffuSpec, Rasd, Rest, Trained
+from specjax.draft import DiffuSpec, Rasd, Rest, Switch, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -48,6 +48,8 @@ def decoder_on(spec, name):
 def _shallow(drafter):
     if isinstance(drafter, Fused):
         return dataclasses.replace(drafter, a=_shallow(drafter.a), b=_shallow(drafter.b))
+    if isinstance(drafter, Switch):
+        return dataclasses.replace(drafter, members=tuple(map(_shallow, drafter.members)))
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=_shallow(drafter.drafter))
     return dataclasses.replace(drafter, lm=SMALLER) if hasattr(drafter, "lm") else drafter
@@ -69,6 +71,8 @@ def weights(name):
         own = (draft, store) if isinstance(drafter, Rasd) else store
     elif isinstance(drafter, DiffuSpec):
         own = {"model": draft, "trigrams": None}
+    elif isinstance(drafter, Switch):
+        own = tuple(draft if member.needs_params else None for member in drafter.members)
     elif isinstance(drafter, Adaptive):
         own = {**params(name)["draft"], "drafter": draft}
     else:
@@ -139,7 +143,7 @@ OPTIMISED = ("prompt_lookup", "draft-top_k", "eagle2", "fuse")
 
 def kind(drafter) -> str:
     """Of which sort a drafter is, by what it drafts with."""
-    if isinstance(drafter, Fused | Adaptive):
+    if isinstance(drafter, Fused | Adaptive | Switch):
         return "of several"
     if isinstance(drafter, Trained):
         return "a head"

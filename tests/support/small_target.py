@@ -13,7 +13,7 @@ from support.shapes import changed
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, EXPANDERS
-from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Rasd, Rest, Trained
+from specjax.draft import Cascade, Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Rasd, Rest, Switch, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -86,9 +86,11 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
     """The drafter with a draft model of one layer and the target's vocabulary."""
     if isinstance(drafter, Fused):
         return dataclasses.replace(drafter, a=smaller(drafter.a, lm), b=smaller(drafter.b, lm))
+    if isinstance(drafter, Switch):
+        return dataclasses.replace(drafter, members=tuple(smaller(member, lm) for member in drafter.members))
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
-    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | OnePass) else {}
+    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | OnePass | Cascade) else {}
     changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
     return dataclasses.replace(drafter, **changes)
@@ -118,6 +120,8 @@ def params_of(drafter: Drafter, lm: LlamaLM, said):
         own = (draft, store()) if isinstance(drafter, Rasd) else store()
     elif isinstance(drafter, DiffuSpec):
         own = {"model": draft, "trigrams": None}
+    elif isinstance(drafter, Switch):
+        own = tuple(draft if member.needs_params else None for member in drafter.members)
     elif isinstance(drafter, Adaptive):
         own = {"drafter": draft, "rule": None}
     else:

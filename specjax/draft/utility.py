@@ -1,0 +1,108 @@
+"""Drafts that pay in tokens per step for what a step costs more, also with experts: Cascade's utility (arXiv:2506.20675)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.draft.adaptive import Rule, judged
+from specjax.draft.goodput import expected_tokens
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Utility(Rule):
+    """Drafts in all rows the number of tokens with the highest utility, and none where no utility exceeds 1.
+
+    The utility of k drafted tokens is `tokens(k) / (cost(k) / cost(0))`: the tokens of a live row's step, for the
+    cost of the step in steps without a draft. In a model with experts, a step with more tokens reads more experts:
+
+    `cost(k) = draft k + token B k + (1 - share) + share D(B (k + 1)) / D(B)`
+
+    for B rows. Of X experts a token uses c. `D(n) = X (1 - (1 - c / X)^m)` is how many distinct ones n tokens use, with
+    `m = 1 + (1 - overlap) (n - 1)`, if routing is even and tokens are routed independently. At `overlap=1` all tokens
+    use the same ones, and the rule is `goodput`'s. A model without experts has `D(n) / D(B) = 1`.
+
+    From the paper: utility, its parts, its bound of 1, and experts as what makes verifying dear. Ours: the paper times
+    steps and counts experts as it runs, in phases of tests; here the cost is this formula, since a step reads no clock
+    and a target does not tell a drafter which experts it used. Rows decide together, since a step's rows share experts.
+    Tokens are expected as in `goodput`: while nothing is drafted, a row's evidence fades, so drafting is tried again.
+
+    Attributes:
+      draft: the cost of a draft pass, in plain steps.
+      token: of one more token of a row, without its experts.
+      share: the part of a plain step that reads experts.
+      overlap: the part of a token's experts that the other tokens of the step use anyway, in [0, 1].
+      experts: X; 0 for the target's own.
+      chosen: c; 0 for the target's own.
+      decay: the factor by which past evidence is multiplied at every step.
+      prior: the rate without evidence; it weighs as one token.
+    """
+
+    about = About("utility", "all rows draft what pays for the experts that a step reads", "arXiv:2506.20675")
+
+    draft: float = 0.2
+    token: float = 0.01
+    share: float = 0.6
+    overlap: float = 0.0
+    experts: int = 0
+    chosen: int = 0
+    decay: float = 0.9
+    prior: float = 0.7
+
+    of_rates = True
+    together = True
+
+    def __post_init__(self):
+        parts = 0 <= self.share <= 1 and 0 <= self.overlap <= 1 and min(self.draft, self.token) >= 0
+        if not parts or not 0 <= self.decay < 1 or not 0 < self.prior < 1 or not 0 <= self.chosen <= self.experts:
+            raise ValueError(
+                "utility needs draft and token of at least 0, share and overlap in [0, 1], no more chosen experts than "
+                f"experts, decay in [0, 1) and prior in (0, 1), got {self}"
+            )
+
+    def for_target(self, target: Any) -> "Utility":
+        """This rule with the target's experts, if it has any and none are named."""
+        from specjax.models.experts import ExpertsConfig  # flax is slow to import
+
+        layers = getattr(getattr(target, "config", None), "layers", ())
+        found = next((layer.feed for layer in layers if isinstance(layer.feed, ExpertsConfig)), None)
+        if self.experts or found is None:
+            return self
+        return dataclasses.replace(self, experts=found.num_experts, chosen=found.num_experts_per_tok)
+
+    def init(self, batch):
+        return jnp.zeros((batch,)), jnp.zeros((batch,))
+
+    def start(self, params, state, view, length, hidden):
+        hits, count = state
+        best = self.best((hits + self.prior) / (count + 1), view.live, self.lengths(length))
+        return lambda depth, confidence, carry: jnp.broadcast_to(depth < best, confidence.shape)
+
+    def observe(self, state, tree, accepted, live):
+        return judged(state, self.decay, tree, accepted, live)
+
+    def distinct(self, tokens: Array) -> Array:
+        """D: how many distinct experts this many tokens are expected to use; 1 without experts."""
+        if not self.experts or not self.chosen:
+            return jnp.ones_like(tokens, jnp.float32)
+        apart = 1.0 + (1.0 - self.overlap) * (tokens - 1)
+        return self.experts * (1 - (1 - self.chosen / self.experts) ** apart)
+
+    def cost(self, drafted: Array, rows: int) -> Array:
+        """The cost of a step that drafts `drafted` tokens in each of `rows` rows, in steps that draft none."""
+        read = self.distinct(rows * (drafted + 1)) / self.distinct(jnp.asarray(rows))
+        return (self.draft + self.token * rows) * drafted + 1.0 - self.share + self.share * read
+
+    def utility(self, rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
+        """The utility of each of `lengths` (ascending), for rows of chances `rate` `[B]` of which some are `live` `[B]`."""
+        drafted = jnp.asarray(lengths)
+        tokens = expected_tokens(rate, live, lengths) / jnp.maximum(live.sum(), 1)
+        return tokens / self.cost(drafted, rate.shape[0])
+
+    def best(self, rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
+        """The one of `lengths` with the highest utility, a scalar; on a tie the shortest. That of 0 is 1."""
+        return jnp.asarray(lengths)[jnp.argmax(self.utility(rate, live, lengths))]

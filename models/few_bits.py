@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.few_rows import few_rows, takes
 from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.scaled_dot import scaled_dot, scaled_dot_of
 from specjax.models.dfloat11 import Coded
@@ -93,8 +92,6 @@ def _dot(x, kernel, dtype):
     if isinstance(kernel, Coded):
         kernel = kernel.numbers(x)
     if not is_quantised(kernel):
-        if dtype == jnp.float32 and takes(x, kernel):
-            return few_rows(x, kernel)
         return jax.lax.dot_general(x, kernel.astype(x.dtype), last, preferred_element_type=dtype)
     rows, outputs = math.prod(x.shape[:-1]), kernel.shape[1]
     if isinstance(kernel, Packed):
@@ -143,8 +140,6 @@ def scores(h: Array, kernel: Any) -> Array:
         return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if is_quantised(kernel):
         return dot(h, kernel, jnp.float32)
-    if takes(h, kernel):
-        return padded_rows(lambda h: few_rows(h, kernel), h)
     product = lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32)
     return padded_rows(lambda h: by_tensor_cores(product, h, kernel.dtype), h)
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.kernels.few_rows import few_rows, takes
 from specjax.kernels.precision import by_tensor_cores
 from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Source, Wants, inputs
@@ -348,9 +347,7 @@ class LlamaLM:
             head, tied = self.config.head, self.config.head.tied
             table = params["embed"]["embedding"]
             h = h if self.config.embedding.width is None else dot(h, params["project_out"]["kernel"])
-            if tied and not is_quantised(table) and takes(h, table):
-                logits = padded_rows(lambda h: few_rows(h, table, by_outputs=True), h)
-            elif tied and not is_quantised(table):
+            if tied and not is_quantised(table):
                 last = (((1,), (2,)), ((), ()))
                 product = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)
                 by_table = lambda h: jnp.moveaxis(by_tensor_cores(product, h, table.dtype), 0, 2)

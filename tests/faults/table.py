@@ -179,8 +179,8 @@ FAULTS = {
     "catch up": Fault(
         "a draft model's cache stays where the prompt ended",
         "specjax/draft/model.py",
-        "return Proposal(tree, ModelDraft(cache, view.length))",
-        "return Proposal(tree, ModelDraft(cache, draft.length))",
+        "return ModelDraft(cache, view.length), self.lm.unembed",
+        "return ModelDraft(cache, draft.length), self.lm.unembed",
         _of(DRAFTERS, "test_what_is_known_of_a_text_is_what_is_known_of_a_prompt[draft-chain]"),
     ),
     "prefix": Fault(

@@ -32,6 +32,8 @@ class Evidence:
       all_tokens: `[M]` float32, the same of all rows, ended ones too; they share it. None if each is on its own.
       all_steps: `[M]` float32, or None.
       chosen: `[B]` int32, the member of the current step.
+      offered: tokens, parents and depths `[B, M, N]` int32 of what members propose in the current step, tokens -1 where a
+        member is not watched. None if none is.
     """
 
     tokens: Array
@@ -39,6 +41,7 @@ class Evidence:
     all_tokens: Array | None
     all_steps: Array | None
     chosen: Array
+    offered: tuple[Array, Array, Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,11 @@ class Switch(Drafter):
     single text is too short to try every member. Nothing is drawn and no clock is read: the choice depends on the
     accepted tokens of earlier steps alone.
 
-    A member that no row takes does not draft. Rows begin alike, so they mostly try members together. The target reads
+    Members without parameters (look-ups) draft in every step and are judged in every step: by how far their trees follow
+    the tokens that the row commits, whoever proposed these. If a tree follows them to their end, one token more is counted,
+    which is the least that the step would have given. So what a member can do is known before it is taken.
+
+    Other members draft only if a row takes them. Rows begin alike, so they mostly try members together. The target reads
     as many nodes as the largest tree that a row takes. Whatever is learnt from the text, every member learns from every
     step; a draft model reads what it has missed when it is taken again.
 
@@ -69,11 +76,12 @@ class Switch(Drafter):
       decay: the factor by which a row's evidence is multiplied in every step.
       explore: the weight of what is not known yet, in tokens; 0 never tries again.
       pool: the weight of what all rows have seen, in steps of the row; 0 for rows on their own.
+      watch: whether look-ups are judged in steps that another member takes.
     """
 
     about = About(
         "switch", "of several drafters the one that has paid best, for each row", "arXiv:2505.15141",
-        fields=("costs", "decay", "explore", "pool"), loads="drafters",
+        fields=("costs", "decay", "explore", "pool", "watch"), loads="drafters",
     )  # fmt: skip
 
     members: tuple[Drafter, ...]
@@ -81,6 +89,7 @@ class Switch(Drafter):
     decay: float = 0.9
     explore: float = 0.3
     pool: float = 8.0
+    watch: bool = True
 
     def __post_init__(self):
         if len(self.members) < 2:
@@ -102,6 +111,11 @@ class Switch(Drafter):
             return tuple(float(word) for word in self.costs.split()) or (1.0,) * len(self.members)
         except ValueError as error:
             raise ValueError(f"switch needs numbers with spaces between them as costs, got {self.costs!r}") from error
+
+    @property
+    def watched(self) -> tuple[bool, ...]:
+        """Static: the members that draft in every step."""
+        return tuple(self.watch and not member.needs_params for member in self.members)
 
     @property
     def nodes(self) -> int:
@@ -171,13 +185,16 @@ class Switch(Drafter):
         none = lambda *shape: jnp.zeros(shape, jnp.float32)
         count = len(self.members)
         shared = (none(count), none(count)) if self.pool else (None, None)
-        seen = Evidence(none(batch, count), none(batch, count), *shared, jnp.zeros((batch,), jnp.int32))
+        nodes = jnp.zeros((batch, count, self.nodes), jnp.int32)
+        offered = (nodes - 1, nodes, nodes) if any(self.watched) else None
+        seen = Evidence(none(batch, count), none(batch, count), *shared, jnp.zeros((batch,), jnp.int32), offered)
         return seen, self._each("init", params, None, batch, capacity)
 
     def axes(self, draft):
         row: Any = ("batch", None)
         shared: Any = (None,) if self.pool else None
-        own = Evidence(row, row, shared, shared, row[:1])
+        offered: Any = (("batch", None, None),) * 3 if any(self.watched) else None
+        own = Evidence(row, row, shared, shared, row[:1], offered)
         return own, tuple(member.axes(state) for member, state in zip(self.members, draft[1], strict=True))
 
     def param_shardings(self, mesh, params):
@@ -209,10 +226,11 @@ class Switch(Drafter):
                 return made.tree, made.draft
 
             needed = jnp.any(view.live & (chosen == index))
-            tree, state = proposed(needed, draft_by, state, view) if member.skips else draft_by(state)
+            skips = member.skips and not self.watched[index]
+            tree, state = proposed(needed, draft_by, state, view) if skips else draft_by(state)
             trees.append(tree)
             states.append(state)
-        seen = dataclasses.replace(draft[0], chosen=chosen)
+        seen = dataclasses.replace(draft[0], chosen=chosen, offered=self._offered(trees))
         return Proposal(self._taken(trees, chosen), (seen, tuple(states)))
 
     def observe(self, params, draft, proposal, output, verdict):
@@ -220,7 +238,8 @@ class Switch(Drafter):
             member.observe(_own(params, index), state, dataclasses.replace(proposal, draft=state), output, verdict)
             for index, (member, state) in enumerate(zip(self.members, draft[1], strict=True))
         )
-        return self.learnt(draft[0], verdict.accepted, verdict.committed > 0), states
+        followed = self.followed(draft[0], verdict.emitted)
+        return self.learnt(draft[0], verdict.accepted, verdict.committed > 0, followed), states
 
     def best(self, seen: Evidence) -> Array:
         """The member that each row takes, `[B]` int32; of equals the first."""
@@ -237,17 +256,42 @@ class Switch(Drafter):
         untried = jnp.where(tried > 0, index, jnp.inf)
         return jnp.argmax(untried, axis=1).astype(jnp.int32)
 
-    def learnt(self, seen: Evidence, accepted: Array, live: Array) -> Evidence:
+    def followed(self, seen: Evidence, emitted: Array) -> Array | None:
+        """How many of the tokens that a row's step gave each member's tree has in a path, `[B, M]` int32. None if no
+        member is watched.
+
+        Args:
+          seen: `offered` has the trees.
+          emitted: `[B, D + 1]` int32, -1 after the last token.
+        """
+        if seen.offered is None:
+            return None
+        tokens, parents, depths = seen.offered
+
+        def deeper(depth, reached):
+            token = jax.lax.dynamic_index_in_dim(emitted, depth - 1, axis=1)[:, None]
+            above = jnp.take_along_axis(reached, jnp.maximum(parents, 0), axis=2)
+            return reached | (above & (depths == depth) & (tokens == token) & (token >= 0))
+
+        begun = depths == 0
+        reached = jax.lax.fori_loop(1, emitted.shape[1] + 1, deeper, begun)
+        return jnp.where(reached, depths, 0).max(axis=2)
+
+    def learnt(self, seen: Evidence, accepted: Array, live: Array, followed: Array | None = None) -> Evidence:
         """The evidence after one more step.
 
         Args:
           seen: before it; `chosen` says what each row took.
           accepted: `[B]` int32, accepted draft tokens.
           live: `[B]` bool; other rows stay as they are.
+          followed: `[B, M]` int32 of the watched members, which no row need have taken.
         """
         took = (jnp.arange(len(self.members))[None] == seen.chosen[:, None]) & live[:, None]
-        steps = took.astype(jnp.float32)
-        tokens = jnp.where(took, 1.0 + accepted[:, None], 0.0)
+        given, known = jnp.broadcast_to(accepted[:, None], took.shape), took
+        if followed is not None:
+            given, known = jnp.where(took, given, followed), took | (live[:, None] & jnp.asarray(self.watched)[None])
+        steps = known.astype(jnp.float32)
+        tokens = jnp.where(known, 1.0 + given, 0.0)
         kept = jnp.where(live, self.decay, 1.0)[:, None]
         fade = FADE ** live.sum()
         shared = lambda old, new: None if old is None else fade * old + new.sum(axis=0)
@@ -258,6 +302,14 @@ class Switch(Drafter):
             all_tokens=shared(seen.all_tokens, tokens),
             all_steps=shared(seen.all_steps, steps),
         )
+
+    def _offered(self, trees: list[Tree]) -> tuple[Array, Array, Array] | None:
+        """What `Evidence.offered` is."""
+        if not any(self.watched):
+            return None
+        fields = [self._padded(tree) for tree in trees]
+        tokens, parents, depths = (jnp.stack(arrays, axis=1) for arrays in list(zip(*fields, strict=True))[:3])
+        return jnp.where(jnp.asarray(self.watched)[None, :, None], tokens, -1), parents, depths
 
     def _taken(self, trees: list[Tree], chosen: Array) -> Tree:
         """Each row's tree of the member that it takes, in as many nodes as the largest has."""

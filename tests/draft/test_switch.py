@@ -126,8 +126,8 @@ class Tallied(Drafter):
         return Proposal(Tree.of(Topology.chain(1), tokens, jnp.ones(tokens.shape, bool)), draft + 1)
 
 
-def run(drafter, draft=None):
-    params = {"target": random(jax.random.key(0), 12, 2, concentration=0.2), "draft": draft}
+def run(drafter, draft=None, concentration=0.2):
+    params = {"target": random(jax.random.key(0), 12, 2, concentration=concentration), "draft": draft}
     decoder = dataclasses.replace(specjax.speculative(LM, drafter), whole=True)
     prompts = Prompts.of([[1, 2], [3, 4], [5]], [34] * 3, keys=row_keys(0, "abc"), temperature=[0.0, 1.0, 0.7])
     begin = jax.jit(lambda params: decoder.init(params, prompts, capacity=40))
@@ -142,12 +142,52 @@ def run(drafter, draft=None):
 
 @pytest.mark.slow
 def test_a_member_that_no_row_takes_does_not_draft():
-    text, state, taken, alive = run(Switch((Tallied(1), Tallied(2), NoDrafter()), explore=0.5))
+    text, state, taken, alive = run(Switch((Tallied(1), Tallied(2), NoDrafter()), explore=0.5, watch=False))
     asked = [int(tally[0]) for tally in state.draft[1][:2]]
     rows = list(zip(taken, alive, strict=True))
     assert asked == [sum((chosen[live] == member).any() for chosen, live in rows) for member in range(2)]
     assert sum(asked) < 2 * len(taken)
     np.testing.assert_array_equal(text, run(NoDrafter())[0])
+
+
+def test_a_tree_follows_what_a_step_gave():
+    """The nodes of a path, counted by hand: no tree, a chain that ends too early, a chain that errs, a tree's second branch."""
+    switch = Switch(
+        (NoDrafter(), PromptLookup(length=4), PromptLookup(length=4), TokenRecycling(k=4, tree="2 | 1 1"))
+    ).bind(LM)
+    chain = Topology.chain(4)
+    tokens = lambda *values: jnp.asarray([values], jnp.int32)
+    of = lambda shape, values: Tree.of(shape, tokens(*values), tokens(*values) >= 0)
+    tree = Topology((-1, 0, 0, 1, 2), (0, 0, 1, 0, 0))
+    trees = [
+        of(Topology.chain(0), (9,)),
+        of(chain, (9, 1, 2, 3, -1)),
+        of(chain, (9, 1, 5, 3, 4)),
+        of(tree, (9, 7, 1, 2, 2)),
+    ]
+    seen = dataclasses.replace(switch.init({"draft": None}, 1, 8)[0], offered=switch._offered(trees))
+    assert switch.followed(seen, tokens(1, 2, 3, 4, 6)).tolist() == [[0, 3, 1, 2]]
+    assert switch.followed(seen, tokens(1, 2, -1, -1, -1)).tolist() == [[0, 2, 1, 2]]
+    assert switch.followed(seen, tokens(-1, -1, -1, -1, -1)).tolist() == [[0, 0, 0, 0]]
+    after = switch.learnt(
+        dataclasses.replace(seen, chosen=tokens(1)[0]), tokens(3)[0], jnp.asarray([True]), tokens(0, 3, 1, 2)
+    )
+    assert after.tokens.tolist() == [[1, 4, 2, 3]] and after.steps.tolist() == [[1, 1, 1, 1]]
+
+
+@pytest.mark.slow
+def test_a_look_up_is_known_before_it_is_taken():
+    """Nothing can be copied in the first step. Without exploring, only a look-up that is watched is taken again."""
+    own = random(jax.random.key(0), 12, 2, concentration=0.02)
+
+    def taken_again(watch):
+        members = PromptLookup(length=3, min_ngram=1), ModelDrafter(LM, Chain(1))
+        text, _, taken, alive = run(Switch(members, explore=0.0, watch=watch), (None, own), 0.02)
+        return text, sum(int((each == 0)[live].sum()) for each, live in zip(taken[1:], alive[1:], strict=True))
+
+    (text, again), (same, never) = taken_again(True), taken_again(False)
+    np.testing.assert_array_equal(text, same)
+    assert again > 0 and never == 0
 
 
 @pytest.mark.slow
@@ -161,7 +201,9 @@ def test_trees_and_chains_of_rows_that_share_what_they_know():
 def test_a_draft_model_reads_what_it_has_missed():
     """The target itself as a draft model is always right, however long it was not asked."""
     own = random(jax.random.key(0), 12, 2, concentration=0.2)
-    _, state, taken, alive = run(Switch((ModelDrafter(LM, Chain(2)), NoDrafter()), explore=30.0, pool=0), (own, None))
+    _, state, taken, alive = run(
+        Switch((ModelDrafter(LM, Chain(2)), NoDrafter()), explore=30.0, pool=0, watch=False), (own, None)
+    )
     for row in range(3):
         chosen = [int(each[row]) for each, live in zip(taken, alive, strict=True) if live[row]]
         assert {*chosen} == {0, 1}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from specjax.about import About, Named, abouts
+from specjax.about import About, Named, abouts, exported
 from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner, proposed
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM, Wants
@@ -170,6 +170,7 @@ class RuledDrafter(Drafter):
     rule: Rule
 
     needs_params = True
+    needs_own_verdicts = True
     looks_back = of_inner("looks_back")
     skips = of_inner("skips")
     wants = of_inner("wants")
@@ -286,9 +287,7 @@ class Cut(RuledDrafter):
                 f"rule={rule} cuts chains that are copied, and {name} learns from the target: leave the rule out"
             )
         if not self.rule.of_rates:
-            raise ValueError(
-                f"rule={rule} reads a draft's probabilities, and {name} has none: choose online or goodput"
-            )
+            raise ValueError(f"rule={rule} reads a draft's probabilities, and {name} has none: choose {_of_rates()}")
         return dataclasses.replace(self, drafter=inner, rule=self.rule.for_target(target))
 
     def propose(self, params, draft, view, sampler):
@@ -322,7 +321,7 @@ def adaptive(drafter: Drafter, rule: Rule, length: int = 8) -> RuledDrafter:
     Args:
       drafter: any drafter that leaves its tree to an expander, which the chain replaces; or one that makes a whole chain at
         once, such as a look-up.
-      rule: `Confidence`, `Acceptance`, `Scored`, `Online` or `Goodput`; for whole chains one of the last two.
+      rule: any; for whole chains one that decides from the rows' acceptance alone (`Rule.of_rates`).
       length: the longest chain; that of a drafter without an expander is its own.
     """
     grows = "expander" in {field.name for field in dataclasses.fields(drafter)}
@@ -343,6 +342,14 @@ def judged(state: tuple[Array, Array], decay: float, tree: Tree, accepted: Array
     seen = jnp.minimum(accepted + 1, drafted)  # the accepted tokens, and the first rejected one
     hits, count = (decay * old + new for old, new in zip(state, (accepted, seen), strict=True))
     return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
+
+
+def _of_rates() -> str:
+    """The names of the rules that decide from acceptance alone."""
+    from specjax import draft  # it imports this module
+
+    *first, last = (abouts(rule)[0].name for rule in exported(Rule, draft) if rule.of_rates)
+    return f"{', '.join(first)} or {last}"
 
 
 def _part(params, name):

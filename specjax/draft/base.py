@@ -230,6 +230,11 @@ class Drafter(abc.ABC):
         """Static: whether a proposal is only a tree, without extra slots or a partial stack."""
         return True
 
+    @property
+    def needs_own_verdicts(self) -> bool:
+        """Static: whether `observe` learns from how its own proposals are judged, so that it must get no other verdicts."""
+        return False
+
     def bind(self, target: LM) -> "Drafter":
         """This drafter made ready for a target (itself, if there is nothing to fill in).
 

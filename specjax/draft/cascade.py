@@ -1,8 +1,8 @@
 """A drafter for the drafter: a draft model whose own decoding is sped up by a cheaper drafter (CS Drafting,
 arXiv:2312.11462).
 
-In the shape descriptions `B` denotes rows, `K` the model's tokens, `M` tokens that the cheaper drafter proposes to it, `T`
-further tokens, `V` the vocabulary.
+In the shape descriptions `B` denotes rows, `K` the model's tokens, `M` tokens that the cheaper drafter proposes to a pass of
+it (at most K - 1), `T` further tokens, `V` the vocabulary.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class Cascade(OfTopology, Drafter):
 
     about = About(
         "cascade", "a small model, which a look-up drafts for", "arXiv:2312.11462",
-        defaults={"by": "prompt_lookup"}, fields=("by", "length", "tail"), loads="cascade",
+        defaults={"by": "prompt_lookup:length=4"}, fields=("by", "length", "tail"), loads="cascade",
     )  # fmt: skip
     tiles = True
 
@@ -102,10 +102,18 @@ class Cascade(OfTopology, Drafter):
 
     def bind(self, target):
         by = self.by.bind(target)
-        if not (by.is_chain and by.plain_tree and by.skips) or by.needs_params or by.wants != Wants():
+        faults = {
+            "reads slots of its own": not by.plain_tree,
+            "grows a tree": not by.is_chain,
+            "must draft in every step": not by.skips,
+            "has parameters": by.needs_params,
+            "learns from the target": by.wants != Wants(),
+            "learns from how its own drafts are judged": by.needs_own_verdicts,
+        }
+        fault = next((fault for fault, found in faults.items() if found), None)
+        if fault is not None:
             raise ValueError(
-                f"cascade takes a look-up of chains for its draft model, such as prompt_lookup; {type(by).__name__} grows a "
-                "tree, learns from the target or has parameters or a place of its own"
+                f"cascade takes a look-up of chains for its draft model, such as prompt_lookup; {type(by).__name__} {fault}"
             )
         if isinstance(self.lm, TrimmedLM):
             raise ValueError("cascade takes a draft model with all tokens: this one's head is trimmed")
@@ -135,7 +143,8 @@ class Cascade(OfTopology, Drafter):
 
     def propose(self, params, draft, view, sampler):
         own, logits, _ = self.model.begun(params, draft[0], view)
-        room, rows = self.length + self.by.depth, jnp.arange(view.root.shape[0])
+        width = min(self.by.depth, self.length - 1)  # no more of what is proposed to a pass can be kept
+        room, rows = self.length + width, jnp.arange(view.root.shape[0])
         chain = lambda drafted: self._by(params, draft[1], view, sampler, drafted)
         first = sampler.draw(logits[:, None], 0)
         tokens = jnp.zeros((len(rows), room), jnp.int32).at[:, :1].set(first)
@@ -144,7 +153,7 @@ class Cascade(OfTopology, Drafter):
             log_q = jnp.zeros((len(rows), room, logits.shape[1])).at[:, :1].set(sampler.log_probs(logits[:, None]))
         drafted = _Drafted(tokens, jnp.ones((len(rows),), jnp.int32), self._past(params, view, own.cache, room), log_q)
         more = lambda drafted: jnp.any(view.live & (drafted.count < self.length))
-        on = lambda drafted: self._on(params, view, sampler, own.cache, drafted, chain(drafted))
+        on = lambda drafted: self._on(params, view, sampler, own.cache, drafted, chain(drafted)[:, :width])
         drafted = jax.lax.while_loop(more, on, drafted)
         return Proposal(self._tree(view, drafted, chain), (own, draft[1]))
 
@@ -153,7 +162,7 @@ class Cascade(OfTopology, Drafter):
         return draft[0], self.by.observe(_bare(params), draft[1], own, output, verdict)
 
     def _by(self, params, state, view: View, sampler, drafted: _Drafted) -> Array:
-        """What the cheaper drafter says after the drafted tokens, `[B, M]` int32, -1 from its end on."""
+        """What the cheaper drafter says after the drafted tokens, as many as it can, int32, -1 from its end on."""
         at = jnp.arange(view.tokens.shape[1])[None] - view.length[:, None]
         new = jnp.take_along_axis(drafted.tokens, jnp.clip(at, 0, drafted.tokens.shape[1] - 1), axis=1)
         text = jnp.where((at >= 0) & (at < drafted.count[:, None]), new, view.tokens)

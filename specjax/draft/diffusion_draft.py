@@ -61,6 +61,7 @@ class DiffusionDrafter(TreeDrafter, OnePass):
         loads="diffusion_model",
     )
     tiles = True
+    needs_own_verdicts = True
 
     expander: Expander = Chain()
     shift: bool = False

@@ -88,6 +88,7 @@ class DiffuSpec(OnePass):
     nodes = property(lambda self: self.length + 1)
     depth = property(lambda self: self.length)
     candidates = property(lambda self: self.most)
+    needs_own_verdicts = True
 
     def __post_init__(self):
         sizes = 1 <= self.least <= self.length and self.more >= 0 and self.most >= 1 and self.beams >= 1

@@ -52,6 +52,10 @@ class Fused(Drafter):
         return self.a.skips and self.b.skips
 
     @property
+    def needs_own_verdicts(self) -> bool:
+        return self.a.needs_own_verdicts or self.b.needs_own_verdicts
+
+    @property
     def looks_back(self) -> float:
         return max(self.a.looks_back, self.b.looks_back)
 

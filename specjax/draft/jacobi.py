@@ -94,6 +94,7 @@ class Jacobi(OfTopology, Drafter):
         return "coupled" if self.draws == "shared" else "iid"
 
     skips = False
+    needs_own_verdicts = True
 
     @property
     def wants(self) -> Wants:

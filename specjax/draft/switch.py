@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.adaptive import RuledDrafter
 from specjax.draft.base import Drafter, Proposal, proposed
 from specjax.lm import Wants
 from specjax.tree import DRAWN, Topology, Tree
@@ -90,6 +89,8 @@ class Switch(Drafter):
     explore: float = 0.3
     pool: float = 8.0
     watch: bool = True
+
+    needs_own_verdicts = True
 
     def __post_init__(self):
         if len(self.members) < 2:
@@ -172,9 +173,10 @@ class Switch(Drafter):
                     f"switch takes drafters that propose a tree and nothing else; {type(member).__name__} adds slots of its "
                     "own or a head start for the target: use it alone"
                 )
-            if isinstance(member, RuledDrafter):
+            if member.needs_own_verdicts:
                 raise ValueError(
-                    "switch takes drafters without a rule, which would learn from other members' steps: leave the rule out"
+                    f"switch takes no {type(member).__name__}, which learns from how its own drafts are judged and would "
+                    "get other members' verdicts: use it alone, or, if it has a rule, leave the rule out"
                 )
         return dataclasses.replace(self, members=tuple(member.bind(target) for member in self.members))
 

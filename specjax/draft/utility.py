@@ -58,10 +58,12 @@ class Utility(Rule):
 
     def __post_init__(self):
         parts = 0 <= self.share <= 1 and 0 <= self.overlap <= 1 and min(self.draft, self.token) >= 0
-        if not parts or not 0 <= self.decay < 1 or not 0 < self.prior < 1 or not 0 <= self.chosen <= self.experts:
+        both = 0 < self.chosen <= self.experts or self.chosen == self.experts == 0
+        if not parts or not both or not 0 <= self.decay < 1 or not 0 < self.prior < 1:
             raise ValueError(
-                "utility needs draft and token of at least 0, share and overlap in [0, 1], no more chosen experts than "
-                f"experts, decay in [0, 1) and prior in (0, 1), got {self}"
+                "utility needs draft and token of at least 0, share and overlap in [0, 1], experts and chosen both or "
+                "neither, no more chosen than experts, decay in [0, 1) and prior in (0, 1), "
+                f"got {self}"
             )
 
     def for_target(self, target: Any) -> "Utility":

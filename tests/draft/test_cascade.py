@@ -11,7 +11,17 @@ import pytest
 import specjax
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.draft import Cascade, InputGuided, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling
+from specjax.draft import (
+    Cascade,
+    InputGuided,
+    Jacobi,
+    Lookahead,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookup,
+    Switch,
+    TokenRecycling,
+)
 from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
 from specjax.prompts import Prompts
@@ -71,7 +81,7 @@ def cascaded(by, length, tail=0, **options):
 def test_the_models_tokens_are_those_that_it_writes_alone(verifier):
     """So texts and accepted tokens are `draft`'s, by the rule that reads distributions too."""
     text, accepted, trees, passes = alone(4, verifier=verifier)
-    lookup = PromptLookup(length=3, ngram=3, min_ngram=1)
+    lookup = PromptLookup(length=9, ngram=3, min_ngram=1)
     again, same, others, fewer = cascaded(lookup, 4, verifier=verifier)
     np.testing.assert_array_equal(again, text)
     np.testing.assert_array_equal(same, accepted)
@@ -79,7 +89,10 @@ def test_the_models_tokens_are_those_that_it_writes_alone(verifier):
         np.testing.assert_array_equal(ours[live], theirs[live])
     assert len(passes) == 4 * len(trees) >= len(fewer)
     assert len(fewer) < len(passes) or isinstance(verifier, Rejection)  # no row repeats itself in that one's texts
-    assert {*fewer} == {5, 4}  # it reads up to five committed tokens, then its last token and three proposed ones
+    assert {*fewer} == {
+        5,
+        4,
+    }  # it reads up to five committed tokens, then its last token and three of nine proposed ones
 
 
 @pytest.mark.slow
@@ -126,9 +139,20 @@ def test_sizes_lines_and_what_it_refuses():
     assert (made.nodes, made.depth, made.rungs, made.alone) == (6, 5, (4, 6), True)
     stored = parse("drafter", DRAFTERS, "cascade:by=(prompt_lookup:length=3),length=5,tail=0")
     assert isinstance(stored, Stored) and stored.fields == {"by": "prompt_lookup:length=3", "length": 5, "tail": 0}
-    for by in (TokenRecycling(), InputGuided(), ModelDrafter(LM)):
-        with pytest.raises(ValueError, match="takes a look-up of chains"):
+    plain = parse("drafter", DRAFTERS, "cascade")
+    assert isinstance(plain, Stored) and parse("drafter", DRAFTERS, plain.fields["by"]) == Cascade(LM).by
+    faults = {
+        TokenRecycling(): "TokenRecycling grows a tree",
+        Lookahead(): "Lookahead reads slots of its own",
+        Jacobi(): "Jacobi must draft in every step",
+        ModelDrafter(LM): "ModelDrafter has parameters",
+        Switch((NoDrafter(), PromptLookup())): "Switch learns from how its own drafts are judged",
+    }
+    for by, fault in faults.items():
+        with pytest.raises(ValueError, match=f"takes a look-up of chains .*; {fault}"):
             Cascade(LM, by).bind(LM)
+    with pytest.raises(ValueError, match="takes a look-up of chains"):
+        Cascade(LM, InputGuided()).bind(LM)
     for wrong in ({"length": 0}, {"tail": -1}):
         with pytest.raises(ValueError, match="needs length >= 1 and tail >= 0"):
             Cascade(LM, **wrong)

@@ -12,8 +12,11 @@ import specjax
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import (
+    DiffusionDrafter,
+    DiffuSpec,
     Drafter,
     Goodput,
+    Jacobi,
     Lookahead,
     ModelDrafter,
     NoDrafter,
@@ -22,6 +25,7 @@ from specjax.draft import (
     Switch,
     TokenRecycling,
     adaptive,
+    fuse,
 )
 from specjax.draft.base import Proposal
 from specjax.draft.switch import FADE
@@ -234,6 +238,16 @@ def test_sizes_and_lines():
         (lambda: Switch((NoDrafter(), Lookahead())).bind(LM), "Lookahead adds slots"),
         (lambda: Switch((NoDrafter(), adaptive(PromptLookup(), Online()))).bind(LM), "leave the rule out"),
         (lambda: Switch((NoDrafter(), adaptive(PromptLookup(), Goodput()))).bind(LM), "leave the rule out"),
+        (
+            lambda: Switch((NoDrafter(), Jacobi())).bind(LM),
+            "no Jacobi, which learns from how its own drafts are judged",
+        ),
+        (
+            lambda: Switch((NoDrafter(), DiffusionDrafter(LM, 11))).bind(LM),
+            "no DiffusionDrafter, which learns from how",
+        ),
+        (lambda: Switch((NoDrafter(), DiffuSpec(LM, 11))).bind(LM), "no DiffuSpec, which learns from how"),
+        (lambda: Switch((NoDrafter(), fuse(PromptLookup(), Jacobi()))).bind(LM), "no Fused, which learns from how"),
     ],
 )
 def test_what_it_refuses(make, message):

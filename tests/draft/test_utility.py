@@ -87,6 +87,6 @@ def test_the_text_is_plain_decodings():
 def test_lines_and_bad_input():
     made = parse("drafter", DRAFTERS, "draft:model=tiny-draft,rule=utility,length=4,experts=64,chosen=8")
     assert (made.rule, made.length) == (Utility(experts=64, chosen=8), 4)
-    for wrong in ({"share": 2.0}, {"overlap": -1.0}, {"chosen": 2}, {"prior": 1.0}, {"draft": -1.0}):
+    for wrong in ({"share": 2.0}, {"overlap": -1.0}, {"chosen": 2}, {"experts": 8}, {"prior": 1.0}, {"draft": -1.0}):
         with pytest.raises(ValueError, match="utility needs"):
             Utility(**wrong)

@@ -18,6 +18,7 @@ from specjax.draft import (
     MTP,
     PPD,
     Acceptance,
+    Cascade,
     Clover2,
     DFlash,
     DiffusionDrafter,
@@ -31,6 +32,7 @@ from specjax.draft import (
     ModelDrafter,
     PEagle,
     PromptLookup,
+    Switch,
     Trained,
     View,
     adaptive,
@@ -177,6 +179,8 @@ DRAFTERS = {
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
     "acceptance": adaptive(ModelDrafter(DRAFT), Acceptance(0.2), 3),
     "fuse": fuse(PromptLookup(length=2, min_ngram=1), Eagle(Chain(2))),
+    "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 2, 1),
+    "switch": Switch((Eagle3(Chain(2), norm_before_fc=True), ModelDrafter(DRAFT), PromptLookup(length=2))),
 }
 
 
@@ -193,6 +197,8 @@ def own_params(name, target):
         return drafter, {"drafter": lower, "rule": moved(drafter.rule.bind(DRAFT).init_params(seeds, lower))}
     if name == "fuse":
         return drafter, (None, moved(drafter.b.init_params(seeds, target.params)))
+    if name == "switch":
+        return drafter, (moved(drafter.members[0].init_params(seeds, target.params)), lower, None)
     return drafter, moved(drafter.init_params(seeds, target.params)) if isinstance(drafter, Trained) else lower
 
 
@@ -230,7 +236,8 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "eagle3", "mtp", "peagle", "dflash",
-    "dspark", "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse",
+    "dspark", "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "switch",
 )  # fmt: skip
 
 

@@ -7,10 +7,9 @@ from specjax.draft.adaptive import RuledDrafter
 from specjax.draft.base import Drafter
 from specjax.draft.feature import SIZES, sizes
 from specjax.draft.fuse import Fused
-from specjax.draft.model import ModelDrafter
-from specjax.draft.one_pass import OnePass
 from specjax.draft.padded import PaddedLM
 from specjax.draft.rest import Rest
+from specjax.draft.switch import Switch
 from specjax.draft.trim import TrimmedLM
 from specjax.models.llama import LlamaLM
 from specjax.models.model_config import ModelConfig
@@ -41,6 +40,11 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
         parts = (None, None) if params is None else params
         (a, first), (b, second) = (widen_head(d, own, k) for d, own in zip((drafter.a, drafter.b), parts, strict=True))
         return dataclasses.replace(drafter, a=a, b=b), None if params is None else (first, second)
+    if isinstance(drafter, Switch):
+        parts = (None,) * len(drafter.members) if params is None else params
+        made = [widen_head(member, own, k) for member, own in zip(drafter.members, parts, strict=True)]
+        members, owns = (tuple(each) for each in zip(*made, strict=True))
+        return dataclasses.replace(drafter, members=members), None if params is None else owns
     if isinstance(drafter, RuledDrafter):
         own = params or {"drafter": None, "rule": None}
         inner, first = widen_head(drafter.drafter, own["drafter"], k)
@@ -76,7 +80,7 @@ def _wider(value: Any, k: int) -> Any:
 
 def _width(drafter: Any) -> int:
     """E of the model that its parameters belong to."""
-    lm = drafter.lm if isinstance(drafter, (ModelDrafter, OnePass)) else drafter.target
+    lm = drafter.lm if hasattr(drafter, "lm") else getattr(drafter, "target", None)
     config = getattr(lm, "config", None)
     if not isinstance(config, ModelConfig):
         what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"

@@ -58,8 +58,8 @@ class Switch(Drafter):
     accepted tokens of earlier steps alone.
 
     Members without parameters (look-ups) draft in every step and are judged in every step: by how far their trees follow
-    the tokens that the row commits, whoever proposed these. If a tree follows them to their end, one token more is counted,
-    which is the least that the step would have given. So what a member can do is known before it is taken.
+    the tokens that the row commits, which any member may have proposed. If a tree follows them to their end, one token more is
+    counted, which is the least that the step would have given. So what a member can do is known before it is taken.
 
     Other members draft only if a row takes them. Rows begin alike, so they mostly try members together. The target reads
     as many nodes as the largest tree that a row takes. Whatever is learnt from the text, every member learns from every

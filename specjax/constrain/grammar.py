@@ -18,7 +18,7 @@ from specjax.constrain.vocabulary import Vocabulary
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How a JSON value is written under a schema: a model could go on with spaces for ever."""
 MOST_LANES = 1024
-"""Matchers that are kept between calls, each where a row's text has come to."""
+"""Matchers that are kept between calls, each where a row's text has come to; twice the rows of a call, if that is more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,7 @@ def masks(
 
     out = np.full((*paths.shape[:2], words), -1, np.int32)
     with _LOCK:
+        _make_room(len(handles))
         for row in np.flatnonzero(np.asarray(handles) >= 0):
             matcher = _at(int(row), int(handles[row]), tokens[row, begin[row] : length[row]].tolist())
             if matcher is None:
@@ -145,6 +146,7 @@ def tried(
     """
     out = np.zeros(orders.shape, bool)
     with _LOCK:
+        _make_room(len(handles))
         for row in np.flatnonzero(np.asarray(handles) >= 0):
             matcher = _at(int(row), int(handles[row]), tokens[row, begin[row] : length[row]].tolist())
             if matcher is not None:
@@ -170,10 +172,14 @@ def _try(matcher: Any, ends: Sequence[int], orders: np.ndarray, again: bool, out
         out[1, second] = True
 
 
+def _make_room(rows: int) -> None:
+    """Forgets all matchers if there are too many for a call with so many rows."""
+    if len(_LANES) > max(MOST_LANES, 2 * rows):
+        _LANES.clear()
+
+
 def _at(row: int, handle: int, text: list[int]) -> Any:
     """A matcher that has read a text; None if the text is not in the language."""
-    if len(_LANES) > MOST_LANES:
-        _LANES.clear()
     lane = _LANES.get((row, handle))
     if lane is None or lane.matcher.is_error():
         lane = _LANES[row, handle] = _Lane(_guidance().LLMatcher(*_OPEN[handle], log_level=0), [])

@@ -125,7 +125,7 @@ class Sampler:
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
         own = (self.tokens, self.length, self.begin, self.eos)
-        return Text(*own, paths, coins, self.carried, partial, self.limit, known, self.drafting)
+        return Text(*own, paths, coins, self.carried, partial, self.limit, known, self.drafting, self.live)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised logits."""

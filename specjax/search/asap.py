@@ -118,8 +118,8 @@ class Asap(SearchSettings):
     """Draws R texts of a prompt one after the other, and learns from each what the constraint leaves of the model's mass.
 
     A token's probability is multiplied by the bound of the beginning that it leads to, and renormalised over the allowed
-    tokens. After each text, the bounds along it become the sums of `probability * bound` over all allowed tokens. They
-    only fall, and stay above the true probabilities. Once everything is visited, a text has the model's own distribution
+    tokens. After each text, the bounds along it fall to the sums of `probability * bound` over all allowed tokens. They
+    never rise, and stay above the true probabilities. Once everything is visited, a text has the model's own distribution
     given that it is in the language. The model's own is that after all warpers except the constraint, cut at the row's
     limit.
 
@@ -258,7 +258,10 @@ def _of_children(walk: Walk, vocab: int) -> Array:
 
 
 def _backed_up(walk: Walk, begin: Array, ends: Array, dead: Array) -> Array:
-    """`log_bound` after the samples that end: along each, a bound is the drawn token's part and the others'.
+    """`log_bound` after the samples that end: along each, a bound is the drawn token's part and the others', or the old
+    bound if that is lower.
+
+    It is lower where an earlier text said more of a beginning that has no node.
 
     Args:
       walk: with the last token.
@@ -272,9 +275,10 @@ def _backed_up(walk: Walk, begin: Array, ends: Array, dead: Array) -> Array:
         bounds, below = carry
         at = jnp.maximum(walk.length - step, 0)
         here = ends & (walk.length - step >= begin)
+        node = jnp.where(here & (walk.nodes[rows, at] >= 0), walk.nodes[rows, at], most)
         own = jnp.logaddexp(walk.log_rest[rows, at], walk.log_taken[rows, at] + below)
-        node = walk.nodes[rows, at]
-        bounds = bounds.at[rows, jnp.where(here & (node >= 0), node, most)].set(own, mode="drop")
+        own = jnp.minimum(own, bounds.at[rows, node].get(mode="fill", fill_value=0.0))
+        bounds = bounds.at[rows, node].set(own, mode="drop")
         return bounds, jnp.where(here, own, below)
 
     count = jnp.max(jnp.where(ends, walk.length - begin + 1, 0))

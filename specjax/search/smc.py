@@ -149,7 +149,7 @@ class SmcSearch(Search):
         old: Any = state.beams
         grows = (old.finish == Finish.RUNNING) & (old.scores > -jnp.inf) & live[:, None]
         failed = (grows & jnp.isnan(logits).any(axis=2)).any(axis=1)
-        token, gained = self._drawn(state, logits, length, live)
+        token, gained = self._drawn(state, logits, length, grows)
         here = (jnp.arange(state.tokens.shape[1])[None, None] == length[:, None, None]) & grows[:, :, None]
         eos = (token[:, :, None] == state.eos[:, None, :]).any(axis=2)
         at_limit = jnp.where(length + 1 >= state.limit, Finish.LENGTH, Finish.RUNNING)[:, None]
@@ -167,9 +167,10 @@ class SmcSearch(Search):
         found = self._ended(state, beams)
         return self._after(state, over, failed, beams, found, ~over[:, None], cache), None
 
-    def _drawn(self, state, logits, length, live) -> tuple[Array, Array]:
-        """The next token of every particle, and the logarithm of the factor of its weight, `[B, K]` each."""
-        sampler = self._sampler(state, state.beams.tokens, length, live)
+    def _drawn(self, state, logits, length, grows) -> tuple[Array, Array]:
+        """The next token of every particle that `grows`, and the logarithm of the factor of its weight, `[B, K]` each."""
+        sampler = self._sampler(state, state.beams.tokens, length, ~state.done)
+        sampler = dataclasses.replace(sampler, live=merged(grows))
         text, count, vocab = sampler.text(None), self.num_texts, logits.shape[-1]
         free = dataclasses.replace(sampler, params=unrestricted(sampler.params))
         own = free.log_probs(merged(logits)[:, None])[:, 0]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
-from specjax.arrays import Array, Int
+from specjax.arrays import Array, Bool, Int
 
 Columns = Mapping[str, Any]
 """A warper's own parameters by name: an array `[B]` each, or `[B, ...]` for lists (`specjax.warpers.lists`)."""
@@ -51,6 +51,7 @@ class Text:
       drafting: static, whether scores are a draft's, which is verified later.
       known: static, whether `paths` tells all tokens before each position; some drafters rank tokens whose path they do
         not know yet.
+      live: `[B]` bool, rows whose scores matter; no host is asked about the others. None: all.
     """
 
     tokens: Int[Array, "B L"]
@@ -64,6 +65,7 @@ class Text:
     limit: Int[Array, " B"] | None = None
     known: bool = True
     drafting: bool = False
+    live: Bool[Array, " B"] | None = None
 
     def below(self) -> Array:
         """`[B, T, D]`; D may be 0."""

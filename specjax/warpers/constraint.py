@@ -105,8 +105,7 @@ class Constraint(Warper):
         asked = self.asks(own)
         if asked is None:
             return by_table
-        begin = jnp.zeros_like(text.length) if text.begin is None else text.begin
-        given = (own["constraint"]["handle"][:, 0], text.tokens, begin, text.length, orders, again)
+        given = (*_of_host(own["constraint"]["handle"][:, 0], text), orders, again)
         ask = lambda *arrays: grammar.tried(*map(np.asarray, arrays))
         found = jax.pure_callback(ask, jax.ShapeDtypeStruct(orders.shape, bool), *given)
         return jnp.where(asked[:, None, None], found, by_table)
@@ -136,12 +135,17 @@ class Constraint(Warper):
         return jnp.where(allowed, scores, -jnp.inf)
 
 
+def _of_host(handle: Array, text: Any) -> tuple[Array, Array, Array, Array]:
+    """What the host reads of rows: their grammars, none of rows that do not matter, and where their new tokens are."""
+    asked = handle if text.live is None else jnp.where(text.live, handle, NONE)
+    return asked, text.tokens, jnp.zeros_like(text.length) if text.begin is None else text.begin, text.length
+
+
 def _by_grammar(scores: Array, handle: Array, text: Any) -> Array:
     """Scores `[B, T, V]` without the tokens that a grammar forbids, which the host says."""
     paths, vocab = text.below(), scores.shape[-1]
-    begin = jnp.zeros_like(text.length) if text.begin is None else text.begin
     kind = jax.ShapeDtypeStruct((*scores.shape[:2], -(-vocab // 32)), jnp.int32)
-    given = (handle, text.tokens, begin, text.length, paths)
+    given = (*_of_host(handle, text), paths)
 
     def ask(*arrays):
         handles, tokens, begin, length, paths = map(np.asarray, arrays)

@@ -11,6 +11,7 @@ from support.constraints import model, vocabulary
 
 from specjax import Sampling
 from specjax.constrain import Grammar, Vocabulary, compiled
+from specjax.constrain import grammar as module
 from specjax.constrain.grammar import masks
 from specjax.decode import Plain, Speculate
 from specjax.draft import Forced, PromptLookup, fuse
@@ -75,6 +76,17 @@ def test_masks_are_the_grammars_at_every_node():
                 allowed = set(np.flatnonzero(got[row, node]).tolist())
                 assert allowed - {*own.eos} <= want and (own.eos[0] in allowed) == nested(before)
                 assert want or allowed == {*own.eos}
+
+
+def test_a_call_with_many_rows_keeps_its_matchers(monkeypatch):
+    monkeypatch.setattr(module, "MOST_LANES", 1)
+    monkeypatch.setattr(module, "_LANES", {})
+    handles, none = np.full(3, compiled({"grammar": NESTED}, vocabulary()).handle), np.zeros(3, np.int32)
+    ask = lambda: masks(handles, np.zeros((3, 1), np.int32), none, none, np.zeros((3, 1, 0), np.int32), 48)
+    ask()
+    before = dict(module._LANES)
+    ask()
+    assert len(before) == 3 and all(module._LANES[name] is lane for name, lane in before.items())
 
 
 def test_whole_texts_and_first_masks():

@@ -29,17 +29,23 @@ def allowed(text):
 
 
 def bounds_after(found, most=math.inf):
-    """The bounds of all beginnings after these texts, as sums over all allowed tokens, from the last beginning to the first."""
+    """The bounds of all beginnings after these texts, as sums over all allowed tokens, from the last beginning to the first.
+
+    A bound that was lower stays. What a text says of a beginning that is not kept goes up along that text alone.
+    """
     bounds = {(): 1.0}
     for text in found:
         begins = [text[:end] for end in range(len(text))]
         for own in begins:
             if own not in bounds and len(bounds) < most:
                 bounds[own] = 1.0
+        below = 1.0
         for own in reversed(begins):
-            p = dist((*PROMPT, *own))
+            p, part = dist((*PROMPT, *own)), {text[: len(own) + 1]: below}
+            whole = sum(p[token] * (bounds | part).get((*own, token), 1.0) for token in allowed(own))
+            below = min(whole, bounds.get(own, 1.0))
             if own in bounds:
-                bounds[own] = sum(p[token] * bounds.get((*own, token), 1.0) for token in allowed(own))
+                bounds[own] = below
     return bounds
 
 
@@ -103,13 +109,17 @@ def test_once_everything_was_visited_the_distribution_is_exact():
 
 
 @pytest.mark.slow
-def test_a_full_trie_keeps_bounds_that_hold():
+def test_a_full_trie_keeps_bounds_that_hold_and_never_rise():
     state, _ = drawn(AsapSearch(Table(), Asap(SAMPLES, 4)), 16)
+    before, _ = drawn(AsapSearch(Table(), Asap(SAMPLES // 2, 4)), 16)
     whole = {text: p for text, (p, _) in texts().items()}
     for row in range(16):
         own, bounds = of_row(state, row)
         slow = bounds_after(own, most=4)
         assert len(bounds) == 4 and bounds.keys() == slow.keys()
+        np.testing.assert_allclose([bounds[text] for text in slow], list(slow.values()), rtol=1e-4)
+        earlier, bounds_then = of_row(before, row)
+        assert own[: SAMPLES // 2] == earlier and all(bounds[text] <= bounds_then[text] for text in bounds_then)
         for begin, bound in bounds.items():
             mass = sum(p for text, p in whole.items() if text[: len(begin)] == begin)
             assert bound >= mass / np.prod([dist((*PROMPT, *begin[:i]))[begin[i]] for i in range(len(begin))]) * 0.999

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.aligned import distance, drawn, exact, texts
-from support.constraints import model
+from support.constraints import model, vocabulary
 from support.table_lm import Table
 
 import specjax
 from specjax import Sampling, cli
+from specjax.constrain import grammar
 from specjax.search import Smc, SmcSearch
 from specjax.search.awrs import weighted_draw
 from specjax.serve.engine import Engine
@@ -118,12 +119,16 @@ def test_one_particle_writes_what_plain_decoding_writes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ("auto", "exact"))
-def test_texts_of_every_kind_are_in_their_language(weights):
+def test_texts_of_every_kind_are_in_their_language(weights, monkeypatch):
+    """The host is asked about texts that go on alone, not about those that have ended."""
     pytest.importorskip("llguidance")
+    asked_for, at = [], grammar._at
+    monkeypatch.setattr(grammar, "_at", lambda row, handle, text: asked_for.append(text) or at(row, handle, text))
     engine = Engine(model(), decode=f"smc:particles=4,weights={weights},tries=1536")
     asked = [Sampling(constraint=own, temperature=1.0, max_new_tokens=24) for own in (CHOICE, {"grammar": LIST}, None)]
     records = engine.generate(PROMPTS, sampling=asked, num_return_sequences=4)
     assert not any(record.error for record in records)
+    assert asked_for and not any(set(text) & {*vocabulary().eos} for text in asked_for)
     assert {record.text for record in records[:4]} <= {"yes", "no", "perhaps"}
     for record in records[4:8]:
         pattern = r"\[\d+(, ?\d+)*\]"

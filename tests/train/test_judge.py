@@ -42,6 +42,7 @@ def test_labelled_lines(tmp_path):
     model = models.load("tiny")
     ids = model.tokenizer.encode(" 3 plus 4 is 8, as you see.", add_special_tokens=False)
     answer = "3 plus 4 is 8, as you see."
+    bare = model.tokenizer.encode(answer, add_special_tokens=False)
     file = write(
         tmp_path / "a.jsonl",
         {"prompt": "Add 3 and 4.", "completion": "It is 7."},
@@ -50,7 +51,7 @@ def test_labelled_lines(tmp_path):
         {"prompt": "Add 3 and 4.", "tokens": ids, "wrong": [2, 4]},
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": "9"},
         {"text": "no prompt"},
-        {"prompt": "Add 3 and 4.", "text": answer, "tokens": ids, "wrong": "8"},
+        {"prompt": "Add 3 and 4.", "text": answer, "tokens": bare, "wrong": "8"},
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": ""},
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": []},
     )

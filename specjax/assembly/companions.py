@@ -431,7 +431,6 @@ LOADERS: dict[str, Loader] = {
     "masked_draft": Loader(
         _masked_draft,
         f"{_TARGET}-pard",
-        "draft",
         what="PARD model",
         how="`specjax train pard` makes one of a draft model",
     ),

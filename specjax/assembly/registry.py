@@ -29,6 +29,7 @@ from specjax.decoder import Decode
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
+from specjax.draft.fuse import Fused
 from specjax.expand import Chain, Expander
 from specjax.models import caches
 from specjax.search import SearchSettings, Selection
@@ -385,19 +386,27 @@ def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Parte
         if owners:
             lines[owners[0]] = line.extended(lines[owners[0]], f"{key}={line.spelt(fields.pop(key))}")
     values = _values(kind, name, {**entry.parts, **entry.fields}, fields, entry.worded)
-    return entry.make(*(parse(kind, DRAFTERS, text) for text in lines.values()), **values)
+    return entry.make(*(_side_by_side(kind, text) for text in lines.values()), **values)
+
+
+def _side_by_side(kind: str, text: str) -> Any:
+    """A part's drafter; several in a row are fused."""
+    made = [parse(kind, DRAFTERS, one) for one in line.parts(line.of_json(text))]
+    return functools.reduce(lambda a, b: Parted(Fused, (a, b), {}), made)
 
 
 def _part(default: str, asked: str) -> str:
-    """A part's line; a text that begins with no drafter's name is what the default part loads."""
-    if not asked or line.read_line(asked).name in DRAFTERS:
+    """A part's line; a text without drafters' names is what the default part loads."""
+    if not asked or all(line.read_line(part).name in DRAFTERS for part in line.parts(asked)):
         return asked or default
     loads = LOADERS[DRAFTERS[line.read_line(default).name].loads]
     return line.extended(default, f"{loads.option}={line.spelt(asked)}")
 
 
 def _settable(text: str) -> set[str]:
-    """The fields that a drafter's line may have."""
+    """The fields that a drafter's line may have, if it names one drafter."""
+    if len(line.parts(text)) > 1:
+        return set()
     asked = line.read_line(text)
     entry = DRAFTERS[asked.name]
     expander = asked.fields.get("expander", line.read_line(entry.expander).name if entry.expander else "")
@@ -406,6 +415,8 @@ def _settable(text: str) -> set[str]:
 
 
 def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
+    if entry.parts:
+        raise ValueError(f"{name} takes no rule: write it in a part, as {next(iter(entry.parts))}=(...)")
     chosen = fields.pop("rule")
     if chosen not in RULES:
         raise ValueError(f"unknown rule {chosen!r}; choose {', '.join(RULES)}")

@@ -22,7 +22,7 @@ class Rasd(Fused):
     Attributes:
       a: a drafter that grows its tree with an expander.
       b: a retriever, any drafter with a plain tree.
-      limit: nodes kept of the union; None keeps all.
+      limit: nodes kept of the union, more than `a`'s tree has; None keeps all.
       first: how many tokens of `a`'s distribution a retrieved sequence may begin with.
     """
 
@@ -31,14 +31,17 @@ class Rasd(Fused):
         "a draft's tree and what a retriever found, as far as the draft finds it plausible",
         "arXiv:2503.03434",
         fields=("limit", "first"),
-        defaults={"limit": 14},
         parts={"draft": "draft:expander=eagle2", "retriever": "rest"},
     )
 
     first: int = 10
 
     def __post_init__(self):
-        super().__post_init__()
+        if self.limit is not None and (type(self.limit) is not int or self.limit <= self.a.nodes):
+            raise ValueError(
+                f"rasd needs a limit above the {self.a.nodes} nodes of the draft's tree, or nothing retrieved fits; got "
+                f"{self.limit!r}"
+            )
         if self.first < 1:
             raise ValueError(f"rasd needs first >= 1, got {self.first}")
         if "expander" not in (field.name for field in dataclasses.fields(self.a)):

@@ -10,8 +10,8 @@ Lines of a .jsonl file are objects of one of these kinds:
   be a list of text parts.
 
 Labelled lines, for what learns which tokens are right, are of the second kind. If the completion is wrong, they also
-have `wrong`: the first wrong words as the completion has them, or `[begin, end]`, in characters of a text or in tokens
-of ids. Tokens before it are right, those in it are wrong, and those after it are not labelled.
+have `wrong`: the first wrong words as the completion has them, or `[begin, end]`, in tokens of ids where the line has
+ids, or in characters of its text. Tokens before it are right, those in it are wrong, and those after it are not labelled.
 
 A prompt may be text, token ids or messages. If the last message is the assistant's, the completion continues it. Files
 of other types are read as one text.
@@ -275,8 +275,10 @@ def _labelled(line: bytes, model: Any) -> list[Piece]:
     prompt = _ids(content["prompt"], model)
     completion, end = _completion(content, model)
     labels = [DUE] * len(completion + end)
-    if content.get("wrong"):
+    if "wrong" in content:
         answer = next(content[key] for key in _ANSWERS if key in content)
+        if isinstance(content["wrong"], str) and not isinstance(answer, str):
+            answer = content.get("text", answer)
         begin, stop = _wrong(content["wrong"], answer, completion, model)
         labels[begin:] = [WRONG] * (stop - begin) + [READ] * (len(labels) - stop)
     return [(prompt + completion + end, [READ] * len(prompt) + labels)]
@@ -284,6 +286,8 @@ def _labelled(line: bytes, model: Any) -> list[Piece]:
 
 def _wrong(asked: Any, answer: Any, ids: list[int], model: Any) -> tuple[int, int]:
     """Which tokens of a completion are wrong: the first of them, and the first after them."""
+    if asked in ("", []):
+        raise ValueError("wrong is empty: leave it out of a right answer")
     if isinstance(asked, str) and isinstance(answer, str) and asked in answer:
         asked = [answer.index(asked), answer.index(asked) + len(asked)]
     pair = isinstance(asked, list) and len(asked) == 2 and all(type(at) is int for at in asked)

@@ -140,6 +140,8 @@ def verifier_task(
         raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
     of_verifier, of_objective = fields_of(options.drafter, kind, objective)
     made = objective(kind(**of_verifier).bind(target.lm), **of_objective)
+    if lost := of_verifier.keys() - made.fields.keys():
+        raise ValueError(f"{name}: {min(lost)} is for decoding, and training does not read it: leave it out")
 
     def save(folder: Path, params: Any) -> None:
         save_head(folder, name, made.fields, params, target, options.save_dtype)

@@ -60,7 +60,7 @@ def chosen_mask(draft: Any, asked: int = -1) -> int:
       ValueError: for an id that the model cannot have.
     """
     size = draft.lm.vocab_size
-    if asked > size:
+    if not -1 <= asked <= size:
         raise ValueError(f"pard: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
     if asked >= 0:
         return asked

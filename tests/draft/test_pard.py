@@ -135,7 +135,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def midway(folders):
     """A decoder whose drafter is read from a folder, its parameters, and rows that accepted different numbers of tokens."""
-    drafter, own = registry.build_drafter(f"pard:draft={folders / 'draft'},length=3", models.load(folders / "target"))
+    drafter, own = registry.build_drafter(f"pard:model={folders / 'draft'},length=3", models.load(folders / "target"))
     model = {"target": params()["target"], "draft": own}
     decoder, state = running(drafter, model, steps=4, rows=ROWS)
     assert len({*(state.length - state.draft.length).tolist()}) > 1
@@ -161,7 +161,7 @@ def test_drafts_are_those_of_transformers(midway, folders):
 
 @pytest.mark.slow
 def test_a_mask_may_have_a_row_after_the_targets(folders):
-    drafter, own = registry.build_drafter(f"pard:draft={folders / 'wide'},length=5", models.load(folders / "target"))
+    drafter, own = registry.build_drafter(f"pard:model={folders / 'wide'},length=5", models.load(folders / "target"))
     model = {"target": params()["target"], "draft": own}
     decoder, state = running(drafter, model, steps=0, rows=ROWS)
     assert (drafter.mask_id, drafter.lm.vocab_size) == (96, 96)
@@ -190,10 +190,11 @@ def test_the_command_makes_a_folder_that_drafts(tmp_path, capsys):
     assert run("pard") == 2 and "pard needs --draft" in capsys.readouterr().err
     assert run("pard", "--draft", tmp_path / "draft", "--start", "x") == 2
     assert "--start is not for pard" in capsys.readouterr().err
-    assert run("pard:mask=33", "--draft", tmp_path / "draft") == 2
-    assert "mask 33 is outside the 32 tokens of" in capsys.readouterr().err
+    for mask in (33, -7):
+        assert run(f"pard:mask={mask}", "--draft", tmp_path / "draft") == 2
+        assert f"mask {mask} is outside the 32 tokens of" in capsys.readouterr().err
     assert run("pard:depths=3", "--draft", tmp_path / "draft") == 0
-    drafter, own = registry.build_drafter(f"pard:draft={tmp_path / 'out'},length=4", models.load(tmp_path / "target"))
+    drafter, own = registry.build_drafter(f"pard:model={tmp_path / 'out'},length=4", models.load(tmp_path / "target"))
     assert (drafter.mask_id, drafter.lm.vocab_size, drafter.depth) == (32, 32, 4)
     table, before = own["embed"]["embedding"], tiny.draft_params()["embed"]["embedding"]
     assert table.shape == (33, 16) and (table[:32] != before).any()
@@ -202,7 +203,7 @@ def test_the_command_makes_a_folder_that_drafts(tmp_path, capsys):
 @pytest.mark.slow
 def test_what_a_folder_must_say(folders, tmp_path):
     target = models.load(folders / "target")
-    asked = lambda folder: registry.build_drafter(f"pard:draft={folder}", target)
+    asked = lambda folder: registry.build_drafter(f"pard:model={folder}", target)
     drafter, _ = asked(folders / "draft")
     assert (drafter.mask_id, drafter.depth, drafter.is_chain) == (95, 12, True)
     with pytest.raises(

@@ -28,7 +28,7 @@ from specjax.draft import (
     View,
     fuse,
 )
-from specjax.draft.fuse import union
+from specjax.draft.fuse import Fused, union
 from specjax.draft.rasd import pruned
 from specjax.expand import Chain, TopK
 from specjax.models.tabular import TabularLM, random
@@ -217,21 +217,27 @@ def test_its_line_has_the_lines_of_its_parts():
     """Their own lines, fields that one of them has, or the folder that a part loads."""
     read = lambda text: registry.parse("drafter", registry.DRAFTERS, text)
     made = read("rasd")
-    assert isinstance(made, Parted) and made.kind is Rasd and made.fields == {"limit": 14}
+    assert isinstance(made, Parted) and made.kind is Rasd and made.fields == {}
     assert [part.kind for part in made.parts] == [ModelDrafter, Rest]
     assert made.parts[0].fields["expander"] == TopK(coupled=False)
     made = read("rasd:draft=my/draft,datastore=my/store,first=5,span=7")
     assert [part.asked for part in made.parts] == ["my/draft", "my/store"]
-    assert made.fields == {"limit": 14, "first": 5} and made.parts[1].fields == {"span": 7}
+    assert made.fields == {"first": 5} and made.parts[1].fields == {"span": 7}
     made = read("rasd:draft=(draft:expander=chain,length=3),retriever=(prompt_lookup:length=5),ngram=2")
     assert made.parts[0].fields["expander"] == Chain(3) and made.parts[1] == PromptLookup(length=5, ngram=2)
     assert read('{"name": "rasd", "retriever": {"name": "prompt_lookup", "length": 5}}').parts[1].length == 5
+    fused = read("rasd:retriever=(prompt_lookup+token_recycling)").parts[1]
+    assert fused.kind is Fused and [type(part) for part in fused.parts] == [PromptLookup, TokenRecycling]
+    assert [part.asked for part in read("rasd:draft=(a+b),retriever=c").parts] == ["a+b", "c"]
     for text, said in {
         "rasd:nodes=5": "draft and retriever have a field 'nodes': write draft=",
         "rasd:spam=5": "has no field 'spam'; it has draft, retriever, limit, first",
+        "rasd:rule=goodput": r"rasd takes no rule: write it in a part, as draft=",
         "rasd:retriever=(rest:spam=5)": "drafter 'rest' has no field 'spam'",
     }.items():
         with pytest.raises(ValueError, match=said):
             read(text)
+    with pytest.raises(ValueError, match="needs a limit above the 5 nodes of the draft's tree, .* got 5"):
+        Rasd(ModelDrafter(LM, Chain(4)), PromptLookup(), 5)
     with pytest.raises(ValueError, match="grows its tree with an expander, and TokenRecycling does not"):
         Rasd(TokenRecycling(k=4), PromptLookup())

@@ -42,6 +42,7 @@ def test_labelled_lines(tmp_path):
     model = models.load("tiny")
     ids = model.tokenizer.encode(" 3 plus 4 is 8, as you see.", add_special_tokens=False)
     answer = "3 plus 4 is 8, as you see."
+    bare = model.tokenizer.encode(answer, add_special_tokens=False)
     file = write(
         tmp_path / "a.jsonl",
         {"prompt": "Add 3 and 4.", "completion": "It is 7."},
@@ -50,17 +51,22 @@ def test_labelled_lines(tmp_path):
         {"prompt": "Add 3 and 4.", "tokens": ids, "wrong": [2, 4]},
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": "9"},
         {"text": "no prompt"},
+        {"prompt": "Add 3 and 4.", "text": answer, "tokens": bare, "wrong": "8"},
+        {"prompt": "Add 3 and 4.", "completion": answer, "wrong": ""},
+        {"prompt": "Add 3 and 4.", "completion": answer, "wrong": []},
     )
     rows = read_rows([file], model, 64, folder=tmp_path / "rows", labelled=True)
     decode = lambda begin, end: model.tokenizer.decode(ids[begin:end])
     found = labels(rows, model)
-    assert ("It is 7.<|end|>", "") in found and (decode(0, 2), decode(2, 4)) in found and len(found) == 4
+    assert ("It is 7.<|end|>", "") in found and (decode(0, 2), decode(2, 4)) in found and len(found) == 5
     for right, wrong in found:
         if "8" in wrong:
             assert right.startswith("3 plus 4 is") and answer.startswith(right + wrong) and len(wrong) < 9
-    assert sum("8" in wrong for _, wrong in found) >= 2
-    assert [line.partition(": ")[2].split(":")[0] for line in rows.skipped] == ["line 5", "line 6"]
-    assert "neither words of the completion" in rows.skipped[0]
+    assert sum("8" in wrong for _, wrong in found) >= 3
+    assert [line.partition(": ")[2].split(":")[0] for line in rows.skipped] == [
+        f"line {number}" for number in (5, 6, 8, 9)
+    ]
+    assert "neither words of the completion" in rows.skipped[0] and "wrong is empty" in rows.skipped[2]
     again = read_rows([file], model, 64, folder=tmp_path / "rows", labelled=True)
     assert again.digest == rows.digest and (again.wrong == rows.wrong).all()
     with pytest.raises(ValueError, match=r"labels stand in the lines of a \.jsonl file"):
@@ -138,3 +144,6 @@ def test_from_labelled_answers_to_a_verifier(tmp_path, capsys):
         others = [tmp_path / "other" if word == tmp_path / "head" else word for word in words]
         assert cli.main([str(word) for word in [*others, *more]]) == 2
         assert said in capsys.readouterr().err
+    others[1] = "judge:threshold=0.3"
+    assert cli.main([str(word) for word in others]) == 2
+    assert "judge: threshold is for decoding" in capsys.readouterr().err

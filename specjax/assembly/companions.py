@@ -32,6 +32,7 @@ class Stored:
       fields: as they were set.
       published: the fields for a published companion, whose defaults are the paper's; None: as they were set.
       before: for an unmask policy, those that stand before it, the first one foremost.
+      read: makes drafters of lines within its own line; see `specjax.assembly.registry.build_drafter`.
     """
 
     kind: type
@@ -39,6 +40,7 @@ class Stored:
     fields: dict[str, Any]
     published: dict[str, Any] | None = None
     before: tuple[Wrapper, ...] = ()
+    read: Callable[..., tuple[Any, Any]] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -388,17 +390,15 @@ def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 def _cascade(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     """A draft model and the drafter for it, which the field `by` names."""
-    from specjax.assembly.registry import build_drafter
-
-    by, _ = build_drafter(stored.fields["by"], target, mesh=mesh)
+    assert stored.read is not None
+    by, _ = stored.read(stored.fields["by"], target, mesh=mesh)
     return _model(dataclasses.replace(stored, fields={**stored.fields, "by": by}), target, mesh)
 
 
 def _drafters(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     """A drafter made of others, whose lines stand side by side in `asked`."""
-    from specjax.assembly.registry import build_drafter
-
-    made = [build_drafter(part, target, mesh=mesh) for part in parts(stored.asked)]
+    assert stored.read is not None
+    made = [stored.read(part, target, mesh=mesh) for part in parts(stored.asked)]
     members, own = (tuple(each) for each in zip(*made, strict=True))
     params = None if all(one is None for one in own) else own
     return stored.kind(members, **stored.fields).bind(target.lm), params

@@ -106,7 +106,7 @@ def entry_of(kind: type, about: About) -> Entry:
     default = loader.default.format(name=abouts(kind)[0].name)
 
     def stored(**chosen):
-        return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **chosen})
+        return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **chosen}, read=build_drafter)
 
     return Entry(stored, {loader.option: default, **loader.also, **fields}, *words)
 

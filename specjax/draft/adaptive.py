@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from specjax.about import About, Named, abouts, exported
+from specjax.about import About, Named, abouts
 from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner, proposed
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM, Wants
@@ -287,7 +287,9 @@ class Cut(RuledDrafter):
                 f"rule={rule} cuts chains that are copied, and {name} learns from the target: leave the rule out"
             )
         if not self.rule.of_rates:
-            raise ValueError(f"rule={rule} reads a draft's probabilities, and {name} has none: choose {_of_rates()}")
+            raise ValueError(
+                f"rule={rule} reads a draft's probabilities, and {name} has none: choose one of {', '.join(_of_rates())}"
+            )
         return dataclasses.replace(self, drafter=inner, rule=self.rule.for_target(target))
 
     def propose(self, params, draft, view, sampler):
@@ -344,12 +346,10 @@ def judged(state: tuple[Array, Array], decay: float, tree: Tree, accepted: Array
     return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
 
 
-def _of_rates() -> str:
+def _of_rates(kind: type = Rule) -> list[str]:
     """The names of the rules that decide from acceptance alone."""
-    from specjax import draft  # it imports this module
-
-    *first, last = (abouts(rule)[0].name for rule in exported(Rule, draft) if rule.of_rates)
-    return f"{', '.join(first)} or {last}"
+    own = [abouts(kind)[0].name] if getattr(kind, "about", None) and kind.of_rates else []
+    return own + [name for below in kind.__subclasses__() for name in _of_rates(below)]
 
 
 def _part(params, name):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.lm import Wants
 from specjax.verify.base import Verdict, Verifier
+from specjax.verify.judge.head import score as score
 from specjax.verify.paths import longest
 from specjax.verify.top_down import at, judged_by
 
@@ -87,9 +88,3 @@ class Judge(Verifier):
         above = tree.ancestors()
         node = longest(jnp.all(passes.at[:, 0].set(True)[:, None] | ~above, axis=-1), chance, tree)
         return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))
-
-
-def score(params: Any, features: Array) -> Array:
-    """The head's logits `[...]` in float32 that tokens are right, from the target's features `[..., E]` at them."""
-    kernel, bias = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
-    return features.astype(jnp.float32) @ kernel + bias[0]

@@ -1,6 +1,7 @@
 """Training of judge decoding's head on labelled tokens (Bachmann et al. 2025, arXiv:2501.19309)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from specjax.lm import Wants
 from specjax.objectives.base import Objective, check_not_negative, of_target
 from specjax.objectives.means import MEAN
-from specjax.verify.judge import Judge, score
+from specjax.verify.judge.head import score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +21,14 @@ class TrainJudge(Objective):
     have the share `wrong` of it. `kept_right` and `kept_wrong` are the shares of both that pass at a threshold of 0.5.
 
     Attributes:
-      verifier: the rule, bound to its target.
+      verifier: a `Judge`, bound to its target.
       wrong: the share of the loss that wrong tokens have, in (0, 1).
       decay: weight of the kernel's square.
     """
 
     labelled = True
 
-    verifier: Judge
+    verifier: Any
     wrong: float = 0.5
     decay: float = 1e-2
 

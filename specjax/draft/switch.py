@@ -187,8 +187,8 @@ class Switch(Drafter):
         none = lambda *shape: jnp.zeros(shape, jnp.float32)
         count = len(self.members)
         shared = (none(count), none(count)) if self.pool else (None, None)
-        nodes = jnp.zeros((batch, count, self.nodes), jnp.int32)
-        offered = (nodes - 1, nodes, nodes) if any(self.watched) else None
+        nodes = lambda value: jnp.full((batch, count, self.nodes), value, jnp.int32)
+        offered = (nodes(-1), nodes(0), nodes(0)) if any(self.watched) else None
         seen = Evidence(none(batch, count), none(batch, count), *shared, jnp.zeros((batch,), jnp.int32), offered)
         return seen, self._each("init", params, None, batch, capacity)
 

@@ -47,8 +47,6 @@ NEEDS = {
     "head": "a trained head",
     "own_head": "a target with such a layer",
     "datastore": "a datastore",
-    "drafters": "what its drafters need",
-    "cascade": "a model of the same vocabulary",
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
 }
@@ -70,8 +68,10 @@ def measured(name: str, row: str, figure: str) -> dict[str, float]:
 
 def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
     """What is loaded beside the target for each method."""
-    parts = lambda entry: [registry.DRAFTERS[part.partition(":")[0]] for part in entry.parts.values()]
-    found = lambda entry: " and ".join(NEEDS[part.loads] for part in parts(entry)) or NEEDS.get(entry.loads, "nothing")
+    names = lambda entry: [part.partition(":")[0] for text in entry.parts.values() for part in text.split("+")]
+    loads = lambda entry: [entry.loads, *(registry.DRAFTERS[name].loads for name in names(entry))]
+    every = lambda entry: " and ".join(NEEDS[kind] for kind in loads(entry) if kind in NEEDS) or "nothing"
+    found = lambda entry: "what its drafters need" if entry.apart else every(entry)
     return {name: found(entry) for name, entry in entries.items()}
 
 
@@ -334,8 +334,6 @@ _LOADED = {
     "diffusion_and_trigrams": "drafts",
     "head": "heads",
     "own_head": "heads",
-    "drafters": "drafts",
-    "cascade": "drafts",
 }
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),
@@ -354,7 +352,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 )
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
-    "drafts": ("rasd",),
+    "drafts": ("rasd", "switch"),
     "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
     "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),

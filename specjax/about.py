@@ -39,6 +39,8 @@ class About:
       tree: for a verifier, the line of the expander that makes its trees. A drafter without a named expander uses it;
         `{depth}` is the drafter's own depth. Empty keeps the drafter's expander.
       parts: for a drafter made of others, the arguments that are drafters, in order, with their default lines.
+      apart: whether drafters side by side in a part stay apart, and the class takes all drafters as one tuple. Otherwise
+        they are fused.
 
     Raises:
       ValueError: for an unknown guarantee.
@@ -56,6 +58,7 @@ class About:
     loads: str = ""
     tree: str = ""
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    apart: bool = False
 
     def __post_init__(self):
         if self.guarantee and self.guarantee not in GUARANTEES:

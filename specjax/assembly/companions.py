@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from specjax.about import abouts
-from specjax.assembly.line import parts
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
@@ -32,7 +31,6 @@ class Stored:
       fields: as they were set.
       published: the fields for a published companion, whose defaults are the paper's; None: as they were set.
       before: for an unmask policy, those that stand before it, the first one foremost.
-      read: makes drafters of lines within its own line; see `specjax.assembly.registry.build_drafter`.
     """
 
     kind: type
@@ -40,7 +38,6 @@ class Stored:
     fields: dict[str, Any]
     published: dict[str, Any] | None = None
     before: tuple[Wrapper, ...] = ()
-    read: Callable[..., tuple[Any, Any]] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -53,7 +50,9 @@ class Stored:
         Raises:
           ValueError: if they cannot be loaded, or belong to another target.
         """
-        method, params = self.loader.load(self, target, mesh)
+        inner = {name: part for name, part in self.fields.items() if isinstance(part, Stored | Ruled | Parted)}
+        made = {name: part.load(target, mesh)[0] for name, part in inner.items()}
+        method, params = self.loader.load(dataclasses.replace(self, fields=self.fields | made), target, mesh)
         return stacked(self.before, method), params
 
     @property
@@ -112,12 +111,12 @@ class Parted:
     """A drafter made of others.
 
     Attributes:
-      kind: its class, which takes them first.
+      kind: what makes it; it takes them first.
       parts: the others.
       fields: its own, as they were set.
     """
 
-    kind: type
+    kind: Callable[..., Drafter]
     parts: "tuple[Drafter | Stored | Ruled, ...]"
     fields: dict[str, Any]
 
@@ -388,22 +387,6 @@ def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return dataclasses.replace(drafter, filled=True), store
 
 
-def _cascade(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    """A draft model and the drafter for it, which the field `by` names."""
-    assert stored.read is not None
-    by, _ = stored.read(stored.fields["by"], target, mesh=mesh)
-    return _model(dataclasses.replace(stored, fields={**stored.fields, "by": by}), target, mesh)
-
-
-def _drafters(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    """A drafter made of others, whose lines stand side by side in `asked`."""
-    assert stored.read is not None
-    made = [stored.read(part, target, mesh=mesh) for part in parts(stored.asked)]
-    members, own = (tuple(each) for each in zip(*made, strict=True))
-    params = None if all(one is None for one in own) else own
-    return stored.kind(members, **stored.fields).bind(target.lm), params
-
-
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """The loader of a kind of companion.
@@ -448,8 +431,6 @@ LOADERS: dict[str, Loader] = {
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),
     "texts": Loader(_texts, "", "datastore"),
-    "cascade": Loader(_cascade, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
-    "drafters": Loader(_drafters, "prompt_lookup+suffix", "drafters"),
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }

@@ -29,7 +29,6 @@ from specjax.decoder import Decode
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
-from specjax.draft.fuse import Fused
 from specjax.expand import Chain, Expander
 from specjax.models import caches
 from specjax.search import SearchSettings, Selection
@@ -52,6 +51,7 @@ class Entry:
       loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty for nothing.
       worded: the fields that may also be words, whatever their default.
       parts: the drafters that it is made of, with their default lines.
+      apart: see `specjax.about.About.apart`.
     """
 
     make: Callable[..., Any]
@@ -64,6 +64,7 @@ class Entry:
     loads: str = ""
     worded: frozenset[str] = frozenset()
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    apart: bool = False
 
     @property
     def listed(self) -> dict[str, Any]:
@@ -97,18 +98,21 @@ def entry_of(kind: type, about: About) -> Entry:
         fields = {name: fields.get(name, given[name].default) for name in about.fields}
     worded = frozenset(name for name in fields if _has_words(inspect.signature(make).parameters.get(name)))
     words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads, worded)
-    if about.parts:
-        parted = lambda *parts, **chosen: Parted(kind, parts, {**about.defaults, **chosen})
-        return Entry(parted, fields, *words, about.parts)
+    of_parts = about.parts, about.apart
+    if about.parts and not about.loads:
+        whole = (lambda *parts, **chosen: make(parts, **chosen)) if about.apart else make
+        parted = lambda *parts, **chosen: Parted(whole, parts, {**about.defaults, **chosen})
+        return Entry(parted, fields, *words, *of_parts)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)
     loader = LOADERS[about.loads]
     default = loader.default.format(name=abouts(kind)[0].name)
 
-    def stored(**chosen):
-        return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **chosen}, read=build_drafter)
+    def stored(*parts, **chosen):
+        own = dict(zip(about.parts, parts, strict=True))
+        return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **own, **chosen})
 
-    return Entry(stored, {loader.option: default, **loader.also, **fields}, *words)
+    return Entry(stored, {loader.option: default, **loader.also, **fields}, *words, *of_parts)
 
 
 def _has_words(parameter: inspect.Parameter | None) -> bool:
@@ -376,7 +380,7 @@ def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     return entry.make(expander=expander, **values)
 
 
-def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Parted:
+def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     """A drafter made of others; a field that it lacks is that of the one part that has it."""
     lines = {part: _part(default, fields.pop(part, "")) for part, default in entry.parts.items()}
     for key in [key for key in fields if key not in entry.fields]:
@@ -386,21 +390,18 @@ def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Parte
         if owners:
             lines[owners[0]] = line.extended(lines[owners[0]], f"{key}={line.spelt(fields.pop(key))}")
     values = _values(kind, name, {**entry.parts, **entry.fields}, fields, entry.worded)
-    return entry.make(*(_side_by_side(kind, text) for text in lines.values()), **values)
-
-
-def _side_by_side(kind: str, text: str) -> Any:
-    """A part's drafter; several in a row are fused."""
-    made = [parse(kind, DRAFTERS, one) for one in line.parts(line.of_json(text))]
-    return functools.reduce(lambda a, b: Parted(Fused, (a, b), {}), made)
+    beside = [[parse(kind, DRAFTERS, one) for one in line.parts(line.of_json(text))] for text in lines.values()]
+    fused = lambda made: functools.reduce(lambda a, b: Parted(fuse, (a, b), {}), made)
+    parts = [one for made in beside for one in made] if entry.apart else [fused(made) for made in beside]
+    return entry.make(*parts, **values)
 
 
 def _part(default: str, asked: str) -> str:
-    """A part's line; a text without drafters' names is what the default part loads."""
-    if not asked or all(line.read_line(part).name in DRAFTERS for part in line.parts(asked)):
+    """A part's line; a text without drafters' names is what the default part loads, if it loads anything."""
+    loads = DRAFTERS[line.read_line(line.parts(default)[0]).name].loads
+    if not asked or not loads or all(line.read_line(part).name in DRAFTERS for part in line.parts(asked)):
         return asked or default
-    loads = LOADERS[DRAFTERS[line.read_line(default).name].loads]
-    return line.extended(default, f"{loads.option}={line.spelt(asked)}")
+    return line.extended(default, f"{LOADERS[loads].option}={line.spelt(asked)}")
 
 
 def _settable(text: str) -> set[str]:
@@ -416,7 +417,7 @@ def _settable(text: str) -> set[str]:
 
 def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
     if entry.parts:
-        raise ValueError(f"{name} takes no rule: write it in a part, as {next(iter(entry.parts))}=(...)")
+        raise ValueError(f"{kind} {name!r} takes no rule, since it grows no chain of its own: leave rule out")
     chosen = fields.pop("rule")
     if chosen not in RULES:
         raise ValueError(f"unknown rule {chosen!r}; choose {', '.join(RULES)}")

@@ -64,7 +64,7 @@ class Cascade(OfTopology, Drafter):
 
     about = About(
         "cascade", "a small model, which a look-up drafts for", "arXiv:2312.11462",
-        defaults={"by": "prompt_lookup:length=4"}, fields=("by", "length", "tail"), loads="cascade",
+        fields=("length", "tail"), loads="model", parts={"by": "prompt_lookup:length=4"},
     )  # fmt: skip
     tiles = True
 

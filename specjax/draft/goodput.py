@@ -1,5 +1,6 @@
 """Drafts whose length fits the load: SmartSpec's goodput (Liu et al. 2024, arXiv:2406.14066)."""
 
+import abc
 import dataclasses
 
 import jax
@@ -11,12 +12,64 @@ from specjax.draft.adaptive import Rule, judged
 Array = jax.Array
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paying(Rule):
+    """Drafts in all rows the number of tokens that gives the most for what a step costs; zero is plain decoding.
+
+    If row b accepts a token with chance a_b, k drafted tokens give `1 + a_b + ... + a_b^k` tokens. Their sum over the live
+    rows is divided by the step's cost. The choice is made inside the step, from committed tokens alone; no clock is read.
+    A row's evidence fades while nothing is drafted, so that its rate goes back to the prior and drafting is tried again.
+
+    Attributes:
+      decay: the factor by which past evidence is multiplied at every step.
+      prior: the rate without evidence; it weighs as one token.
+    """
+
+    of_rates = True
+    together = True
+
+    decay: float = 0.9
+    prior: float = 0.7
+
+    @abc.abstractmethod
+    def cost(self, drafted: Array, rows: int, context: Array) -> Array:
+        """Of a step that drafts `drafted` tokens in each of `rows` rows, which hold `context` tokens in all. Any unit."""
+
+    def init(self, batch):
+        return jnp.zeros((batch,)), jnp.zeros((batch,))
+
+    def start(self, params, state, view, length, hidden):
+        hits, count = state
+        best = self.best((hits + self.prior) / (count + 1), view.live, view.length.sum(), self.lengths(length))
+        return lambda depth, confidence, carry: jnp.broadcast_to(depth < best, confidence.shape)
+
+    def observe(self, state, tree, accepted, live):
+        return judged(state, self.decay, tree, accepted, live)
+
+    def pays(self, rate: Array, live: Array, context: Array, lengths: tuple[int, ...]) -> Array:
+        """For each of `lengths` (ascending), the tokens of a live row's step for what the step costs.
+
+        Args:
+          rate: `[B]`, the chance that a drafted token is accepted.
+          live: `[B]` bool.
+          context: scalar, tokens in all caches.
+          lengths: to choose from.
+        """
+        drafted = jnp.asarray(lengths)
+        powers = rate[:, None] ** jnp.arange(lengths[-1] + 1)[None]
+        tokens = jnp.where(live[:, None], jnp.cumsum(powers, axis=1), 0).sum(axis=0)[drafted]
+        return tokens / jnp.maximum(live.sum(), 1) / self.cost(drafted, rate.shape[0], context)
+
+    def best(self, rate: Array, live: Array, context: Array, lengths: tuple[int, ...]) -> Array:
+        """The one of `lengths` that `pays` most, a scalar; on a tie the shortest."""
+        return jnp.asarray(lengths)[jnp.argmax(self.pays(rate, live, context, lengths))]
+
+
 @dataclasses.dataclass(frozen=True)
-class Goodput(Rule):
+class Goodput(Paying):
     """Drafts in all rows the number of tokens that promises the most tokens per unit of time; zero is plain decoding.
 
-    If row b accepts a token with chance a_b, k drafted tokens give `1 + a_b + ... + a_b^k` tokens. Goodput is their sum
-    over the live rows, divided by the step's time for B rows that hold C tokens:
+    The cost is the step's time for B rows that hold C tokens:
 
     `T(k) = k (draft_pass + draft_row B) + target_pass + target_context C + target_token B (k + 1)`
 
@@ -31,8 +84,8 @@ class Goodput(Rule):
     - a row's evidence fades while nothing is drafted, so that its rate goes back to the prior and drafting is tried
       again.
 
-    The choice is made inside the step, from committed tokens alone; no clock is read. `python -m specjax.bench.goodput`
-    measures the five times. Their unit does not matter; the defaults are an example, not a measurement.
+    `python -m specjax.bench.goodput` measures the five times. Their unit does not matter; the defaults are an example, not
+    a measurement.
 
     Attributes:
       draft_pass: of a draft pass.
@@ -40,8 +93,8 @@ class Goodput(Rule):
       target_pass: of a target pass.
       target_context: for each token in the rows' caches.
       target_token: for each token that the target reads.
-      decay: the factor by which past evidence is multiplied at every step.
-      prior: the rate without evidence; it weighs as one token.
+      decay: see `Paying`.
+      prior: see `Paying`.
     """
 
     about = About("goodput", "all rows draft what pays at the load and their acceptance", "arXiv:2406.14066")
@@ -51,11 +104,6 @@ class Goodput(Rule):
     target_pass: float = 5.0
     target_context: float = 0.0
     target_token: float = 0.5
-    decay: float = 0.9
-    prior: float = 0.7
-
-    of_rates = True
-    together = True
 
     def __post_init__(self):
         times = (self.draft_pass, self.draft_row, self.target_pass, self.target_context, self.target_token)
@@ -70,43 +118,7 @@ class Goodput(Rule):
                 f"in (0, 1), got {self}"
             )
 
-    def init(self, batch):
-        return jnp.zeros((batch,)), jnp.zeros((batch,))
-
-    def start(self, params, state, view, length, hidden):
-        hits, count = state
-        best = self.best((hits + self.prior) / (count + 1), view.live, view.length.sum(), self.lengths(length))
-        return lambda depth, confidence, carry: jnp.broadcast_to(depth < best, confidence.shape)
-
-    def observe(self, state, tree, accepted, live):
-        return judged(state, self.decay, tree, accepted, live)
-
-    def time(self, drafted: Array, rows: int, context: Array) -> Array:
-        """T for a step that drafts `length` tokens in each of `rows` rows that hold `context` tokens in all."""
+    def cost(self, drafted, rows, context):
+        """T."""
         draft = drafted * (self.draft_pass + self.draft_row * rows)
         return draft + self.target_pass + self.target_context * context + self.target_token * rows * (drafted + 1)
-
-    def best(self, rate: Array, live: Array, context: Array, lengths: tuple[int, ...]) -> Array:
-        """The one of `lengths` (ascending) with the highest goodput, a scalar; on a tie the shortest.
-
-        Args:
-          rate: `[B]`, the chance that a drafted token is accepted.
-          live: `[B]` bool.
-          context: scalar, tokens in all caches.
-          lengths: to choose from.
-        """
-        drafted = jnp.asarray(lengths)
-        tokens = expected_tokens(rate, live, lengths)
-        return drafted[jnp.argmax(tokens / self.time(drafted, rate.shape[0], context))]
-
-
-def expected_tokens(rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
-    """The expected tokens of a step of all live rows, for each number of drafted tokens in `lengths` (ascending).
-
-    Args:
-      rate: `[B]`, the chance that a drafted token is accepted.
-      live: `[B]` bool.
-      lengths: the numbers.
-    """
-    powers = rate[:, None] ** jnp.arange(lengths[-1] + 1)[None]
-    return jnp.where(live[:, None], jnp.cumsum(powers, axis=1), 0).sum(axis=0)[jnp.asarray(lengths)]

@@ -5,6 +5,7 @@ A committed token's keys and values come from the pass that first saw it (Fast-d
 that pass had the masks after the token. So a step reads only the new tokens and the masks.
 """
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -34,16 +35,16 @@ class OnePass(Drafter):
     needs_params = True
 
     @property
+    @abc.abstractmethod
     def shift(self) -> bool:
         """Static: whether the model's output at position i - 1 is for position i (Dream), rather than the output at i
         (LLaDA).
         """
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def candidates(self) -> int:
         """Static: the most tokens that are taken of one position's distribution."""
-        raise NotImplementedError
 
     def bind(self, target):
         check_both_ways(self.lm, "a diffusion model")

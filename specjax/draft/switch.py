@@ -71,7 +71,7 @@ class Switch(Drafter):
     Attributes:
       members: the drafters.
       costs: a step with each member, in steps of plain decoding, as words with spaces between them. Empty: all cost the
-        same, so that tokens per step decide. `Goodput.time` estimates them from measured times.
+        same, so that tokens per step decide. `Goodput.cost` estimates them from measured times.
       decay: the factor by which a row's evidence is multiplied in every step.
       explore: the weight of what is not known yet, in tokens; 0 never tries again.
       pool: the weight of what all rows have seen, in steps of the row; 0 for rows on their own.
@@ -80,7 +80,7 @@ class Switch(Drafter):
 
     about = About(
         "switch", "of several drafters the one that has paid best, for each row", "arXiv:2505.15141",
-        fields=("costs", "decay", "explore", "pool", "watch"), loads="drafters",
+        fields=("costs", "decay", "explore", "pool", "watch"), parts={"drafters": "prompt_lookup+suffix"}, apart=True,
     )  # fmt: skip
 
     members: tuple[Drafter, ...]

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.adaptive import Rule, judged
-from specjax.draft.goodput import expected_tokens
+from specjax.draft.goodput import Paying
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Utility(Rule):
+class Utility(Paying):
     """Drafts in all rows the number of tokens with the highest utility, and none where no utility exceeds 1.
 
     The utility of k drafted tokens is `tokens(k) / (cost(k) / cost(0))`: the tokens of a live row's step, for the
@@ -38,8 +37,8 @@ class Utility(Rule):
       overlap: the part of a token's experts that the other tokens of the step use anyway, in [0, 1].
       experts: X; 0 for the target's own.
       chosen: c; 0 for the target's own.
-      decay: the factor by which past evidence is multiplied at every step.
-      prior: the rate without evidence; it weighs as one token.
+      decay: see `Paying`.
+      prior: see `Paying`.
     """
 
     about = About("utility", "all rows draft what pays for the experts that a step reads", "arXiv:2506.20675")
@@ -50,11 +49,6 @@ class Utility(Rule):
     overlap: float = 0.0
     experts: int = 0
     chosen: int = 0
-    decay: float = 0.9
-    prior: float = 0.7
-
-    of_rates = True
-    together = True
 
     def __post_init__(self):
         parts = 0 <= self.share <= 1 and 0 <= self.overlap <= 1 and min(self.draft, self.token) >= 0
@@ -76,17 +70,6 @@ class Utility(Rule):
             return self
         return dataclasses.replace(self, experts=found.num_experts, chosen=found.num_experts_per_tok)
 
-    def init(self, batch):
-        return jnp.zeros((batch,)), jnp.zeros((batch,))
-
-    def start(self, params, state, view, length, hidden):
-        hits, count = state
-        best = self.best((hits + self.prior) / (count + 1), view.live, self.lengths(length))
-        return lambda depth, confidence, carry: jnp.broadcast_to(depth < best, confidence.shape)
-
-    def observe(self, state, tree, accepted, live):
-        return judged(state, self.decay, tree, accepted, live)
-
     def distinct(self, tokens: Array) -> Array:
         """D: how many distinct experts this many tokens are expected to use; 1 without experts."""
         if not self.experts or not self.chosen:
@@ -94,17 +77,7 @@ class Utility(Rule):
         apart = 1.0 + (1.0 - self.overlap) * (tokens - 1)
         return self.experts * (1 - (1 - self.chosen / self.experts) ** apart)
 
-    def cost(self, drafted: Array, rows: int) -> Array:
-        """The cost of a step that drafts `drafted` tokens in each of `rows` rows, in steps that draft none."""
+    def cost(self, drafted, rows, context=None):
+        """`cost(k)`, in steps that draft nothing; that of these is 1. It does not depend on the context."""
         read = self.distinct(rows * (drafted + 1)) / self.distinct(jnp.asarray(rows))
         return (self.draft + self.token * rows) * drafted + 1.0 - self.share + self.share * read
-
-    def utility(self, rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
-        """The utility of each of `lengths` (ascending), for rows of chances `rate` `[B]` of which some are `live` `[B]`."""
-        drafted = jnp.asarray(lengths)
-        tokens = expected_tokens(rate, live, lengths) / jnp.maximum(live.sum(), 1)
-        return tokens / self.cost(drafted, rate.shape[0])
-
-    def best(self, rate: Array, live: Array, lengths: tuple[int, ...]) -> Array:
-        """The one of `lengths` with the highest utility, a scalar; on a tie the shortest. That of 0 is 1."""
-        return jnp.asarray(lengths)[jnp.argmax(self.utility(rate, live, lengths))]

@@ -15,7 +15,7 @@ from specjax.draft import Goodput
 
 def steps_of(rule, noise=lambda: 1.0):
     cases = itertools.product((0, 1, 2, 4, 8), (1, 4, 16), (64, 512))
-    return [Step(k, b, c * b, float(rule.time(k, b, c * b)) * noise()) for k, b, c in cases]
+    return [Step(k, b, c * b, float(rule.cost(k, b, c * b)) * noise()) for k, b, c in cases]
 
 
 def test_the_fit_finds_the_rules_own_times():

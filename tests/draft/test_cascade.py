@@ -138,9 +138,9 @@ def test_sizes_lines_and_what_it_refuses():
     made = Cascade(LM, PromptLookup(length=2), 3, 2).bind(LM)
     assert (made.nodes, made.depth, made.rungs, made.alone) == (6, 5, (4, 6), True)
     stored = parse("drafter", DRAFTERS, "cascade:by=(prompt_lookup:length=3),length=5,tail=0")
-    assert isinstance(stored, Stored) and stored.fields == {"by": "prompt_lookup:length=3", "length": 5, "tail": 0}
+    assert isinstance(stored, Stored) and stored.fields == {"by": PromptLookup(length=3), "length": 5, "tail": 0}
     plain = parse("drafter", DRAFTERS, "cascade")
-    assert isinstance(plain, Stored) and parse("drafter", DRAFTERS, plain.fields["by"]) == Cascade(LM).by
+    assert isinstance(plain, Stored) and plain.fields["by"] == Cascade(LM).by
     faults = {
         TokenRecycling(): "TokenRecycling grows a tree",
         Lookahead(): "Lookahead reads slots of its own",

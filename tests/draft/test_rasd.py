@@ -28,7 +28,7 @@ from specjax.draft import (
     View,
     fuse,
 )
-from specjax.draft.fuse import Fused, union
+from specjax.draft.fuse import union
 from specjax.draft.rasd import pruned
 from specjax.expand import Chain, TopK
 from specjax.models.tabular import TabularLM, random
@@ -227,12 +227,12 @@ def test_its_line_has_the_lines_of_its_parts():
     assert made.parts[0].fields["expander"] == Chain(3) and made.parts[1] == PromptLookup(length=5, ngram=2)
     assert read('{"name": "rasd", "retriever": {"name": "prompt_lookup", "length": 5}}').parts[1].length == 5
     fused = read("rasd:retriever=(prompt_lookup+token_recycling)").parts[1]
-    assert fused.kind is Fused and [type(part) for part in fused.parts] == [PromptLookup, TokenRecycling]
+    assert fused.kind is fuse and [type(part) for part in fused.parts] == [PromptLookup, TokenRecycling]
     assert [part.asked for part in read("rasd:draft=(a+b),retriever=c").parts] == ["a+b", "c"]
     for text, said in {
         "rasd:nodes=5": "draft and retriever have a field 'nodes': write draft=",
         "rasd:spam=5": "has no field 'spam'; it has draft, retriever, limit, first",
-        "rasd:rule=goodput": r"rasd takes no rule: write it in a part, as draft=",
+        "rasd:rule=goodput": "drafter 'rasd' takes no rule, since it grows no chain of its own: leave rule out",
         "rasd:retriever=(rest:spam=5)": "drafter 'rest' has no field 'spam'",
     }.items():
         with pytest.raises(ValueError, match=said):

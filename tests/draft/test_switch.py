@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.assembly.companions import Stored
+from specjax.assembly.companions import Parted
 from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import (
     DiffusionDrafter,
@@ -22,6 +22,7 @@ from specjax.draft import (
     NoDrafter,
     Online,
     PromptLookup,
+    Suffix,
     Switch,
     TokenRecycling,
     adaptive,
@@ -223,8 +224,10 @@ def test_sizes_and_lines():
     trees = Switch((table, chain))
     assert (trees.nodes, trees.is_chain, trees.children, trees.alone) == (5, False, "deterministic", False)
     made = parse("drafter", DRAFTERS, "switch:drafters=(prompt_lookup:length=3+suffix),costs=1 1.5,pool=0")
-    assert isinstance(made, Stored) and made.asked == "prompt_lookup:length=3+suffix"
+    assert isinstance(made, Parted) and made.parts[0] == PromptLookup(length=3) and made.parts[1].kind is Suffix
     assert made.fields == {"costs": "1 1.5", "pool": 0.0}
+    with pytest.raises(ValueError, match="unknown drafter 'look_up'; choose none, prompt_lookup, "):
+        parse("drafter", DRAFTERS, "switch:drafters=(look_up+suffix)")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from specjax.draft import Goodput, ModelDrafter, PromptLookup, Utility, adaptive
 from specjax.expand import Chain
 from specjax.models import ExpertsConfig
 
-LENGTHS = (0, 1, 2, 4, 8)
+LENGTHS, NO_CONTEXT = (0, 1, 2, 4, 8), 0
 
 
 def best(rule, rate, batch=1):
-    return int(rule.best(jnp.full((batch,), rate), jnp.ones((batch,), bool), LENGTHS))
+    return int(rule.best(jnp.full((batch,), rate), jnp.ones((batch,), bool), NO_CONTEXT, LENGTHS))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
@@ -37,7 +37,7 @@ def test_experts_that_all_tokens_share_leave_goodputs_choice(rate):
         rule = Utility(draft=0.25, token=0.05, share=0.7, overlap=1.0, experts=16, chosen=2)
         other = Goodput(0.25, 0.0, 1.0 - 0.05 * batch, 0.0, 0.05)
         rates, live = jnp.full((batch,), rate), jnp.ones((batch,), bool)
-        assert best(rule, rate, batch) == int(other.best(rates, live, jnp.asarray(0), LENGTHS))
+        assert best(rule, rate, batch) == int(other.best(rates, live, NO_CONTEXT, LENGTHS))
         assert best(Utility(draft=0.25, token=0.05), rate, batch) == best(rule, rate, batch)  # as without experts
 
 
@@ -46,7 +46,7 @@ def test_it_is_off_where_nothing_pays():
     rule = Utility(draft=0.0, token=0.0, share=1.0, experts=1 << 20, chosen=1)
     lengths = (0, 1, 2)
     assert best(rule, 0.0) == 0
-    utility = rule.utility(jnp.asarray([0.0]), jnp.asarray([True]), lengths)
+    utility = rule.pays(jnp.asarray([0.0]), jnp.asarray([True]), NO_CONTEXT, lengths)
     np.testing.assert_allclose(utility, [1, 1 / 2, 1 / 3], rtol=1e-2)
     few, many = (Utility(draft=0.1, token=0.0, share=0.9, experts=experts, chosen=2) for experts in (8, 256))
     assert best(few, 0.8) > best(many, 0.8) == 0
@@ -62,9 +62,9 @@ def test_it_is_the_maximum_of_utility_over_live_rows():
         tokens = sum(sum(a**i for i in range(k + 1)) for a in rates[live].tolist()) / 3
         return tokens / (k * (0.1 + 0.02 * 4) + 0.5 + 0.5 * distinct(4 * (k + 1)) / distinct(4))
 
-    found = rule.utility(jnp.asarray(rates), jnp.asarray(live), LENGTHS)
+    found = rule.pays(jnp.asarray(rates), jnp.asarray(live), NO_CONTEXT, LENGTHS)
     np.testing.assert_allclose(found, [utility(k) for k in LENGTHS], rtol=1e-5)
-    assert int(rule.best(jnp.asarray(rates), jnp.asarray(live), LENGTHS)) == max(LENGTHS, key=utility)
+    assert int(rule.best(jnp.asarray(rates), jnp.asarray(live), NO_CONTEXT, LENGTHS)) == max(LENGTHS, key=utility)
 
 
 def test_the_targets_experts_are_read_from_it():

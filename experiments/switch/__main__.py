@@ -27,7 +27,8 @@ def measured(model, sets=SETS, prompts: int = PROMPTS, families=FAMILIES) -> Ite
     """A row for every decoder and family; each job begins with nothing known."""
     first: dict[str, list] = {}
     for number, members in enumerate(sets):
-        for line in (*members, f"switch:drafters=({'+'.join(members)})"):
+        switch = f"switch:drafters=({'+'.join(members)})"
+        for line in (*members, f"{switch},watch=False", switch):
             engine = specjax.Engine(model, drafter=line)
             for family in families:
                 asked = questions(prompts, [family])
@@ -46,15 +47,16 @@ def completed(engine: specjax.Engine, asked: list) -> list:
 
 
 def table(rows: list[dict], number: int) -> list[str]:
-    """The lines of a set's table: its members, the switch, and its ratio to the best member."""
+    """The lines of a set's table: its members, the switch without and with look-ups judged in every step, and its ratio to the
+    best member."""
     own = [row for row in rows if row["set"] == number]
     names, families = (list(dict.fromkeys(row[key] for row in own)) for key in ("decoder", "family"))
     found = {(row["decoder"], row["family"]): row["tokens_per_step"] for row in own}
-    heads = "family", *(f"`{name}`" for name in names[:-1]), "`switch`", "to the best"
+    heads = "family", *(f"`{name}`" for name in names[:-2]), "`switch`, `watch=False`", "`switch`", "to the best"
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for family in families:
         each = [found[name, family] for name in names]
-        cells = family, *(f"{value:.2f}" for value in each), f"{each[-1] / max(each[:-1]):.2f}"
+        cells = family, *(f"{value:.2f}" for value in each), f"{each[-1] / max(each[:-2]):.2f}"
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

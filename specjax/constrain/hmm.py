@@ -32,7 +32,7 @@ class Hmm:
       words: a digest of the vocabulary's tokens; empty if it is not known.
     """
 
-    name: str
+    name: str = dataclasses.field(compare=False)
     digest: str
     initial: np.ndarray = dataclasses.field(compare=False, repr=False)
     transition: np.ndarray = dataclasses.field(compare=False, repr=False)

@@ -30,10 +30,9 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class Guide:
-    """A hidden Markov model beside the table of a constraint. Guides are equal if their names and digests are.
+    """A hidden Markov model beside the table of a constraint. Guides are equal if their digests are.
 
     Attributes:
-      name: of the hidden Markov model, for errors.
       digest: of the hidden Markov model, the table and the room.
       following: `[S, C]` int32, of the table.
       kinds: `[U]` int32, the class of each token that some text of the language has.
@@ -46,7 +45,6 @@ class Guide:
       scale: `[L, S]` float32, the logarithm of that factor; -inf if no text is completed.
     """
 
-    name: str
     digest: str
     following: np.ndarray = dataclasses.field(compare=False, repr=False)
     kinds: np.ndarray = dataclasses.field(compare=False, repr=False)
@@ -103,7 +101,7 @@ def guided(hmm: Hmm, table: Table, room: int) -> Guide:
     place = np.full(len(table.classes), -1, np.int32)
     place[edges.tokens] = np.arange(len(edges.tokens))
     return Guide(
-        hmm.name, f"{hmm.digest} {table.digest} {room}", table.following, table.classes[edges.tokens], place, hmm.initial,
+        f"{hmm.digest} {table.digest} {room}", table.following, table.classes[edges.tokens], place, hmm.initial,
         hmm.transition, edges.emission, ahead, scale,
     )  # fmt: skip
 

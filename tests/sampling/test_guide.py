@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.aligned import EOS, NEW, language
+from support.constraints import model
 
 from specjax.constrain import Hmm, Table
 from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.warp import walked
 from specjax.sampling_params import SamplingOptions, begun, form_of
+from specjax.serve.engine import Engine
 from specjax.tree import Topology, Tree
 from specjax.warpers import completing
 from specjax.warpers.completing import guide_of, guided
@@ -165,3 +167,21 @@ def test_what_cannot_be_guided_is_refused(monkeypatch):
     monkeypatch.setattr(completing, "MOST_ENTRIES", 20)
     with pytest.raises(ValueError, match="a guide has more than 20 numbers: lower max_new_tokens, train fewer states"):
         guided(random_hmm(11), table, NEW)
+
+
+def test_requests_are_made_with_one_and_refused_in_one_line(tmp_path):
+    hmm = random_hmm(hidden=2, vocab=1536)
+    engine = Engine(model(), drafter="none")
+    hmm.save(tmp_path)
+    asked = {"constraint": "choice:yes|no", "temperature": 1.0}
+    found = engine.request([1, 2], guide=str(tmp_path), **asked)
+    assert found.guide == engine.request([1, 2], guide=hmm, **asked).guide and len(found.guide.kinds) < 12
+    grammar = {"grammar": 'start: "a" | "b"'}
+    with pytest.raises(ValueError, match="a grammar has no table, so nothing can guide to it: leave guide out$"):
+        engine.request([1, 2], guide=hmm, constraint=grammar)
+    with pytest.raises(ValueError, match="^a guide leads to texts of a constraint"):
+        engine.request([1, 2], guide=hmm)
+    with pytest.raises(
+        ValueError, match="^sequential Monte Carlo weighs the texts of a constraint itself: leave guide"
+    ):
+        Engine(model(), decode="smc").request([1, 2], guide=hmm, **asked)

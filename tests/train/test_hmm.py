@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.cli import main
 from specjax.constrain import Hmm
 from specjax.train import hmm as training
 
@@ -92,3 +93,25 @@ def test_a_folder_keeps_it(tmp_path):
         Hmm.of("made", PLANTED[0], PLANTED[2], PLANTED[1])
     with pytest.raises(ValueError, match="each row of its arrays must be a distribution"):
         Hmm.of("made", PLANTED[0], PLANTED[1] * 2, PLANTED[2])
+
+
+@pytest.mark.slow
+def test_trained_by_command_it_guides_the_shipped_model(tmp_path, capsys):
+    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "hmm"
+    chat = lambda text: {"messages": [{"role": "user", "content": text}]}
+    asked = [f"A counter shows {20 + i}. Subtract {3 + i % 9}. What does it show?" for i in range(24)]
+    prompts.write_text("".join(json.dumps(chat(text)) + "\n" for text in asked))
+    words = ["--states", "8", "--rounds", "8", "--max-new-tokens", "24", "--output", str(folder)]
+    assert main(["train", "hmm", "--target", "tiny", "--prompts", str(prompts), *words]) == 0
+    said = json.loads((folder / "hmm.json").read_text())
+    assert (said["states"], said["texts"], said["target"]) == (8, 24, "tiny") and said["log_likelihood"] > -4
+    first = Hmm.load(folder).digest
+    assert main(["train", "hmm", "--target", "tiny", "--data", str(folder / "training/answers.jsonl"), *words]) == 0
+    assert Hmm.load(folder).digest == first  # the same texts and seed give the same model
+    asked = ["generate", "--model", "tiny", "--chat", "--temperature", "1", "--json", "--drafter", "none"]
+    asked += ["--constraint", "choice: Step 1: 9| Step 2"]
+    capsys.readouterr()
+    assert main([*asked, "--sampling", f"guide={folder}", "A counter shows 24. Subtract 17."]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["text"] in (" Step 1: 9", " Step 2")
+    assert main([*asked, "--sampling", f"guide={tmp_path}", "A counter shows 24."]) == 2
+    assert "there is no hidden Markov model in" in capsys.readouterr().err

@@ -445,10 +445,10 @@ def constraints() -> Iterator[tuple[str, ...]]:
 
 
 def distributions() -> Iterator[tuple[str, ...]]:
-    """How texts under a constraint are distributed, by the way to decode."""
-    yield "`--decode`", "distribution", "texts"
+    """How texts under a constraint are distributed, by the way to decode or the option."""
+    yield "`--decode`, or an option", "distribution", "texts"
     for name, word in registry.aligned().items():
-        yield f"`{name}`" if name in registry.SEARCHES else name, word, DISTRIBUTIONS[word]
+        yield f"`{name}`" if {name} & {*registry.SEARCHES, *registry.WARPERS} else name, word, DISTRIBUTIONS[word]
 
 
 TABLES = {

@@ -37,7 +37,7 @@ from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
-from specjax.train.options import CaptureOptions, TrainOptions
+from specjax.train.options import CaptureOptions, HmmOptions, TrainOptions
 from specjax.train.trainable import trainable
 
 
@@ -104,7 +104,7 @@ def constraints(options: NoOptions) -> int:
         write(f"{line}\n    {', '.join(own.forms)}\n    {own.serves}\n")
     for word, said in {**PLACES, **GUARANTEES}.items():
         write(f"{word}: {said}\n")
-    write("--decode, how texts are distributed\n")
+    write("--decode, or an option in --sampling: how texts are distributed\n")
     for name, word in aligned().items():
         write(f"{name}: {word}, {DISTRIBUTIONS[word]}\n")
     return 0
@@ -191,6 +191,13 @@ def train(options: TrainOptions) -> int:
     return command(options)
 
 
+def train_hmm(options: HmmOptions) -> int:
+    """`specjax train hmm`."""
+    from specjax.train.hmm import command  # slow to import too
+
+    return command(options)
+
+
 def capture(options: CaptureOptions) -> int:
     """`specjax capture`."""
     from specjax.train.capture import command  # slow to import too
@@ -218,6 +225,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         check_head.command,
     ),
     "train": ("train a drafter for a target", TrainOptions, train),
+    "train hmm": (
+        "learn a hidden Markov model of a model's texts, which guides texts of constraints",
+        HmmOptions,
+        train_hmm,
+    ),
     "capture": (
         "store a target's outputs on training text, so that heads are trained without running it",
         CaptureOptions,

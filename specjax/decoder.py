@@ -228,7 +228,7 @@ def formed(decoder: Decoder[State], state: State, form: Form) -> State:
     """An empty state with the columns of a form."""
     if form == state.sampling.form:
         return state
-    state = dataclasses.replace(state, sampling=SamplingArrays.blank(state.length.shape[0], form))
+    state = state.drawing(SamplingArrays.blank(state.length.shape[0], form))
     return constrain(getattr(decoder, "mesh", None), decoder.axes(state), state)
 
 

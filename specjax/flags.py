@@ -24,6 +24,8 @@ train: -h --help drafter --target --output --draft --draft-config --reference --
     --data --prompts --features --held-out --max-new-tokens --length --patience --seed --steps --batch-size
     --learning-rate --resume --accumulate --warmup --weight-decay --clip --clip-by --loss --checkpoint-every --mesh
     --plot --weights --dtype --compute-dtype --save-dtype --distributed --coordinator --num-processes --process-id
+train hmm: -h --help --target --states --output --weights --dtype --mesh --data --prompts --max-new-tokens --length
+    --seed --rounds --tolerance --batch-size
 capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtype --adapter --data --prompts --length
     --max-new-tokens --seed --batch-size --mesh --weights --dtype --distributed --coordinator --num-processes
     --process-id

@@ -86,6 +86,17 @@ HELPS: dict[str, Help] = {
             "specjax train distill --draft tiny-draft --prompts prompts.jsonl --output draft",
         ),
     ),
+    "train hmm": Help(
+        {
+            "what is learned": "target states output | weights dtype mesh",
+            "on what text": "data prompts | max_new_tokens length seed",
+            "how long": "rounds | tolerance batch_size",
+        },
+        (
+            "specjax train hmm --prompts prompts.jsonl --states 64 --output hmm",
+            "specjax train hmm --target FOLDER --data answers.jsonl --output hmm",
+        ),
+    ),
     "capture": Help(
         {
             "what is captured": "drafter target output top_k | rows_per_file save_dtype adapter",

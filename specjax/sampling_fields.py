@@ -34,6 +34,7 @@ class SamplingFields:
     begin_suppress_tokens: Any = None
     suppress_tokens: Any = None
     constraint: Any = None
+    guide: Any = None
     momentum_alpha: float | None = None
     momentum_k: int | None = None
     mirostat: int | None = None

@@ -53,13 +53,15 @@ def is_set(name: str, value: Any) -> bool:
     return bool(len(value)) if listed else value != FIELDS[name].default
 
 
-def check_walked(options: Any, how: str, obeys: bool) -> None:
-    """Raises ValueError if options turn on a warper that walks along the text, and tokens that it forbids might be written.
+def check_walked(options: Any, how: str, obeys: bool, aligns: bool = False) -> None:
+    """Raises ValueError if options turn on a warper that walks along the text, and tokens that it forbids might be written,
+    or if both a warper and the way to decode bring texts nearer to a constraint's distribution.
 
     Args:
       options: see `in_use`.
       how: the way to decode, in words.
       obeys: whether that way writes only what the warpers leave.
+      aligns: whether that way brings texts nearer to the model's distribution given a constraint.
     """
     strict = [each.switches[0] for each in WARPERS if each.walks and in_use(each, options)]
     if not strict:
@@ -68,6 +70,8 @@ def check_walked(options: Any, how: str, obeys: bool) -> None:
         raise ValueError(
             f"{how} may write tokens that a {strict[0]} forbids: leave {strict[0]} out, or decode otherwise"
         )
+    if aligns and (guides := [each.switches[0] for each in WARPERS if each.aligns and in_use(each, options)]):
+        raise ValueError(f"{how} weighs the texts of a constraint itself: leave {guides[0]} out, or decode otherwise")
     forcing = [name for each in WARPERS for name in each.forces if is_set(name, getattr(options, name))]
     if forcing:
         raise ValueError(
@@ -104,9 +108,11 @@ def made(options: Any, vocabulary: Any, room: int) -> dict[str, Any]:
     Raises:
       ValueError: one line that says what cannot be made.
     """
-    makers = {name: field.metadata["make"] for name, field in FIELDS.items() if field.metadata.get("make")}
-    values = {name: getattr(options, name) for name in makers}
-    return {name: makers[name](value, vocabulary, room) for name, value in values.items() if is_set(name, value)}
+    found: dict[str, Any] = {}
+    for name, field in FIELDS.items():
+        if (make := field.metadata.get("make")) and is_set(name, value := getattr(options, name)):
+            found[name] = make(value, vocabulary, room, found)
+    return found
 
 
 def form_of(options: Iterable[Any]) -> Form:
@@ -248,6 +254,18 @@ class SamplingArrays:
         """A warper's columns; None if it has none."""
         names = [field.name for field in dataclasses.fields(warper)]
         return {name: self.columns[name] for name in names} if names[0] in self.columns else None
+
+
+def begun(sampling: SamplingArrays) -> dict[str, Any]:
+    """The sums and states of texts without new tokens, for warpers that carry or walk; without columns, a number a row."""
+    batch = sampling.temperature.shape[0]
+    found: dict[str, Any] = {}
+    for each in WARPERS:
+        own = sampling.own(each) if each.walks else None
+        if each.carries or each.walks:
+            zeros = lambda each=each: jnp.zeros((batch,), jnp.float32 if each.carries else jnp.int32)
+            found[each.switches[0]] = zeros() if own is None else each.start(own, batch)
+    return found
 
 
 def _sizes(field: dataclasses.Field, column: Any) -> tuple[int, ...]:

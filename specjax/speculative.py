@@ -22,7 +22,7 @@ from specjax.pretty import Pretty
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
-from specjax.sampling.warp import begun, carries, walked
+from specjax.sampling.warp import carries, walked
 from specjax.sampling_params import SamplingArrays
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
@@ -224,9 +224,8 @@ class Speculative(Decoder[DecodeState]):
             cache=self.target.init_cache(batch, capacity, dtype),
             draft=self.drafter.init(params, batch, capacity),
             logprobs=LogProbs(buffer(), buffer(), buffer()) if self.logprobs else None,
-            carried=begun(batch),
         )
-        return self._constrain(state)
+        return self._constrain(state.drawing(state.sampling))
 
     def prefill(
         self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None
@@ -252,8 +251,7 @@ class Speculative(Decoder[DecodeState]):
                 prompts.limit, lengths, capacity - self.slack
             ),  # slice updates beyond it clamp without an error
             eos=prompts.ends(state.eos.shape[1]),
-            sampling=prompts.sampling,
-        )
+        ).drawing(prompts.sampling)
         if prompts.source is not None:
             fresh = self._encoded(params, fresh, prompts.source)
         fresh = self._read_parts(params, fresh, begin, size, width)

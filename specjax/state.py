@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.arrays import Array, Bool, Float, Int, Key, PyTree
 from specjax.pretty import Pretty
-from specjax.sampling_params import SamplingArrays
+from specjax.sampling_params import SamplingArrays, begun
 
 
 class Finish(enum.IntEnum):
@@ -114,6 +114,10 @@ class Rows(Pretty):
             **own,
         )
 
+    def drawing(self, sampling: SamplingArrays) -> Self:
+        """These rows with other options and no new tokens yet."""
+        return dataclasses.replace(self, sampling=sampling)
+
     def place(self, rows: Int[Array, " R"], new: Self, axes: PyTree) -> Self:
         """This state with the rows of `new` in place of its own.
 
@@ -170,14 +174,18 @@ class DecodeState(Rows):
       cache: the target's cache; opaque.
       draft: the drafter's state; opaque.
       logprobs: log-probabilities, or None if they were not asked for.
-      carried: `[B]` by warper: the sums over the new tokens, float32, for warpers that carry one (`Warper.carries`), and
-        the states that they lead to, int32 (`Warper.walks`).
+      carried: by warper: the sums `[B]` over the new tokens, float32, for warpers that carry one (`Warper.carries`), and
+        the states `[B, ...]` that they lead to (`Warper.walks`).
     """
 
     cache: PyTree
     draft: PyTree
     logprobs: LogProbs | None = None
-    carried: dict[str, Array] = dataclasses.field(default_factory=dict)
+    carried: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def drawing(self, sampling: SamplingArrays) -> Self:
+        """See `Rows.drawing`: what warpers carry begins anew."""
+        return dataclasses.replace(super().drawing(sampling), carried=begun(sampling))
 
 
 @jax.tree_util.register_dataclass

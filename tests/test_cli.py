@@ -378,16 +378,16 @@ def test_lists_are_one_line_each_and_one_of_fields(run, command):
 
 
 def test_constraints_are_listed_with_what_they_guarantee(run):
-    from specjax.assembly.registry import SEARCHES
+    from specjax.assembly.registry import SEARCHES, WARPERS
     from specjax.constrain.kinds import DISTRIBUTIONS, GUARANTEES, KINDS, PLACES
 
     status, out, err = run("constraints")
-    out, ways = out.split("--decode, how texts are distributed\n")
+    out, ways = out.split("--decode, or an option in --sampling: how texts are distributed\n")
     lines = [line for line in out.splitlines() if not line.startswith("    ")]
     kinds, said = lines[: len(KINDS)], lines[len(KINDS) :]
     found = {line.split(": ")[0]: line.split(": ")[1].split(", ")[0] for line in ways.splitlines()}
     assert sorted(found.values()) == sorted(DISTRIBUTIONS) and found.pop("all others") == "local"
-    assert found["smc"] == "consistent" and set(found) <= set(SEARCHES)
+    assert (found["smc"], found["guide"]) == ("consistent", "guided") and set(found) <= {*SEARCHES, *WARPERS}
     assert (status, err) == (0, "") and [line.split()[0] for line in kinds] == list(KINDS)
     assert [line.partition(":")[0] for line in said] == [*PLACES, *GUARANTEES]
     for line, own in zip(kinds, KINDS.values(), strict=True):

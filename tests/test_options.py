@@ -191,6 +191,7 @@ BAD = {
     "forced_bos_token_id": (-2, 0.5, [1]), "forced_eos_token_id": (-2, "a"), "begin_suppress_tokens": (5, [-1], [[1]]),
     "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
     "constraint": ("yes", "yaml:a", "json:", 5, ["a"], {"choice": "a"}, {"json": {}, "regex": "a"}),
+    "guide": (5, ["a"], {"a": 1}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip
 

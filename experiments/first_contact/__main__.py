@@ -54,12 +54,16 @@ class Bench:
         self.scratch = scratch
         self.draft = scratch / "draft"
         self.datastore = scratch / "datastore"
+        self.hmm = scratch / "hmm"
         target = self.target({})
         quantised = models.load(target, weights="int4:group=32").params
         plain = jax.tree.map(few_bits.plain, quantised, is_leaf=few_bits.is_quantised)
         models.save(self.draft, target.lm, plain, tokenizer=target.tokenizer)
         documents = str(HERE.parents[1] / "docs")
         command("datastore", "build", documents, "--model", MODEL, "--output", str(self.datastore))
+        text = str(HERE.parents[1] / "specjax/tasks")
+        few = ("--states", "8", "--rounds", "3", "--length", "64")
+        command("train", "hmm", "--target", MODEL, "--data", text, *few, "--output", str(self.hmm))
 
     def target(self, load: dict[str, Any]) -> Model:
         if load != self.asked:
@@ -107,9 +111,11 @@ def highest() -> int:
 # ---- what is measured -------------------------------------------------------------------------------------------------
 
 
-def asked(case: Case) -> tuple[list[str], list[Sampling]]:
+def asked(case: Case, bench: Bench) -> tuple[list[str], list[Sampling]]:
     """Prompts, and how each is completed: all of them in each way, or each in its own."""
-    samplings = [Sampling(**own, seed=1, max_new_tokens=LONGEST) for own in case.samplings or USUAL]
+    named = lambda value: str(bench.hmm) if value == "{hmm}" else value
+    given = [{name: named(value) for name, value in own.items()} for own in case.samplings or USUAL]
+    samplings = [Sampling(**own, seed=1, max_new_tokens=LONGEST) for own in given]
     if case.samplings is WARPED:
         return [PROMPTS[i % len(PROMPTS)] for i in range(len(samplings))], samplings
     return [prompt for _ in samplings for prompt in PROMPTS], [own for own in samplings for _ in PROMPTS]
@@ -126,7 +132,7 @@ def measured(case: Case, bench: Bench) -> dict[str, Any]:
 
 def by_engine(case: Case, bench: Bench) -> dict[str, Any]:
     """Two calls of one engine."""
-    prompts, samplings = asked(case)
+    prompts, samplings = asked(case, bench)
     highest()
     engine, seconds = bench.engine(case), []
     for _ in range(2):
@@ -141,7 +147,7 @@ def by_engine(case: Case, bench: Bench) -> dict[str, Any]:
 
 def by_command(case: Case, bench: Bench) -> dict[str, Any]:
     """A job over a file."""
-    prompts, samplings = asked(case)
+    prompts, samplings = asked(case, bench)
     source, target = bench.scratch / "prompts.jsonl", bench.scratch / "records.jsonl"
     target.unlink(missing_ok=True)
     options = [

@@ -1,4 +1,4 @@
-"""What is decoded: a line a way, with what its texts are compared with. `{draft}` and `{datastore}` are made when it begins."""
+"""What is decoded: a line a way, with what its texts are compared with. `{draft}`, `{datastore}` and `{hmm}` are made first."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ WARPED: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.8, "top_h": 0.5, "xtc_probability": 0.5, "frequency_penalty": 0.3, "dry_multiplier": 0.8},
     {"temperature": 0.7, "mirostat": 2, "logit_bias": [[28, -2.0]], "bad_words_ids": [[2837]]},
     {"momentum_alpha": 0.2, "min_new_tokens": 20, "suppress_tokens": [30], "begin_suppress_tokens": [30]},
-    {"temperature": 0.8, "constraint": "regex:[A-Z][a-z, ]+\\."},
+    {"temperature": 0.8, "constraint": "regex:[A-Z][a-z, ]+\\.", "guide": "{hmm}"},
 )
 """Options of one call, a prompt each: every warper there is."""
 

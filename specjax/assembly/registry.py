@@ -156,13 +156,13 @@ OLDS = listed(caches.Old, caches)
 
 
 def aligned() -> dict[str, str]:
-    """How texts under a constraint are distributed: keys of `specjax.constrain.kinds.DISTRIBUTIONS` by the way to decode, the
-    last one for all ways that have no name here.
+    """How texts under a constraint are distributed: keys of `specjax.constrain.kinds.DISTRIBUTIONS` by the way to decode or
+    the option, the last one for all others.
     """
-    names = {about.name: own.aligns for own in exported(SearchSettings, search) for about in abouts(own)}
-    return {name: word for name, word in names.items() if word != SearchSettings.aligns} | {
-        "all others": SearchSettings.aligns
-    }
+    own = {about.name: own.aligns for own in exported(SearchSettings, search) for about in abouts(own)}
+    own |= {about.name: own.aligns for own in exported(Warper, warpers) if own.aligns for about in abouts(own)}
+    named = {name: word for name, word in own.items() if word != SearchSettings.aligns}
+    return {**named, "all others": SearchSettings.aligns}
 
 
 def build_drafter(

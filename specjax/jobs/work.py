@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import jax
 
 from specjax import models
-from specjax.constrain import named_file
 from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
@@ -101,8 +100,10 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
     every |= generation.defaults(engine.model) | given_options
     rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
-    lines = [every["constraint"], *(line.options.get("constraint") for line in given if isinstance(line, jsonl.Line))]
-    named = {file for line in {line for line in lines if isinstance(line, str)} if (file := named_file(line))}
+    each = [every, *(line.options for line in given if isinstance(line, jsonl.Line))]
+    naming = {name: field.metadata["file"] for name, field in FIELDS.items() if "file" in field.metadata}
+    lines = {(name, line) for own in each for name in naming if isinstance(line := own.get(name), str)}
+    named = {file for name, line in lines if (file := naming[name](line))}
     files = {str(file): hash_json(file.read_text()) for file in sorted(named)}
     run = ("num_return_sequences", "logprobs", "suffix", "prompt_logprobs")
     return {

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,8 @@ class Sampler:
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
       eos: `[B, K]` int32, ids that end a row, padded with -1; None: none.
       place_key: `[B]` typed row keys of noise that is part of a place's distribution, if that is not `key`.
-      carried: the sums of the warpers that carry one, `[B]` float32 each, and the states of those that walk, `[B]`
-        int32; None: sums begin here, and states follow from the text.
+      carried: the sums of the warpers that carry one, `[B]` float32 each, and the states of those that walk,
+        `[B, ...]`; None: sums begin here, and states follow from the text.
       limit: `[B]` int32, the length at which each row stops; None: not known.
     """
 
@@ -57,7 +58,7 @@ class Sampler:
     begin: Int[Array, " B"] | None = None
     eos: Int[Array, "B K"] | None = None
     place_key: Key[Array, " B"] | None = None
-    carried: Mapping[str, Array] | None = None
+    carried: Mapping[str, Any] | None = None
     limit: Int[Array, " B"] | None = None
     drafting: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -134,7 +135,7 @@ class Sampler:
 
     def after(
         self, logits: Float[Array, "B T V"], paths: Paths, tokens: Int[Array, "B T"], count: Int[Array, " B"]
-    ) -> Mapping[str, Array] | None:
+    ) -> Mapping[str, Any] | None:
         """`carried` after a step.
 
         Args:

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import WARPERS, Text, Warper
-from specjax.warpers.base import Columns
+from specjax.warpers.base import Columns, chosen
 
 Array = jax.Array
 
@@ -63,32 +64,21 @@ def carried(
     return sums
 
 
-def begun(batch: int) -> dict[str, Array]:
-    """The sums and states of texts without new tokens, for warpers that carry or walk."""
-    types = {
-        each.switches[0]: jnp.float32 if each.carries else jnp.int32 for each in WARPERS if each.carries or each.walks
-    }
-    return {name: jnp.zeros((batch,), dtype) for name, dtype in types.items()}
-
-
-def walked(sampling: SamplingArrays, carried: Mapping[str, Array], tokens: Array, count: Array) -> Mapping[str, Array]:
+def walked(sampling: SamplingArrays, carried: Mapping[str, Any], tokens: Array, count: Array) -> Mapping[str, Any]:
     """`carried` with the states of warpers that walk after some tokens were drawn one after the other.
 
     Args:
       sampling: the rows' parameters.
-      carried: sums and states so far, `[B]` each.
+      carried: sums and states so far, `[B, ...]` each.
       tokens: `[B, T]` int32.
       count: `[B]` int32, how many were committed.
     """
-    for each in WARPERS:
-        own = sampling.own(each) if each.walks else None
-        if own is None:
-            continue
-        states = carried[each.switches[0]][:, None]
+    for each, own in _walking(sampling):
+        states = jax.tree.map(lambda x: x[:, None], carried[each.switches[0]])
         for step in range(tokens.shape[1]):
             moved = each.moved(own, states, jnp.maximum(tokens[:, step : step + 1], 0))
-            states = jnp.where((step < count)[:, None], moved, states)
-        carried = {**carried, each.switches[0]: states[:, 0]}
+            states = chosen((step < count)[:, None], moved, states)
+        carried = {**carried, each.switches[0]: jax.tree.map(lambda x: x[:, 0], states)}
     return carried
 
 
@@ -102,15 +92,15 @@ def guessed(sampling: SamplingArrays, text: Text, count: int) -> Array:
       count: static.
     """
     found = jnp.full((text.length.shape[0], count), -1, jnp.int32)
-    for each in WARPERS:
-        own = sampling.own(each) if each.walks else None
-        if own is None:
-            continue
-        move = functools.partial(each.moved, own)
-        states, tokens = text.walked(each.switches[0], move), []
+    for each, own in _walking(sampling):
+        states, tokens, goes = text.walked(each, own), [], True
         for _ in range(count):
-            tokens.append(each.guessed(own, states))
-            states = jnp.where(tokens[-1] < 0, -1, move(states, jnp.maximum(tokens[-1], 0)))
+            guess = each.guessed(own, states)
+            if guess is None:
+                break
+            tokens.append(jnp.where(goes, guess, -1))
+            goes = tokens[-1] >= 0
+            states = each.moved(own, states, jnp.maximum(tokens[-1], 0))
         own_guess = jnp.concatenate(tokens, axis=1) if tokens else found
         found = jnp.where((found < 0) & each.used(own)[:, None], own_guess, found)
     return found

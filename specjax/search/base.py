@@ -174,6 +174,11 @@ class Search(Decoder[SearchState], abc.ABC):
     greedy: bool = False
 
     @property
+    def aligns(self) -> bool:
+        """Whether it brings texts nearer to the model's distribution given a constraint than the local rule does."""
+        return self.how.aligns != SearchSettings.aligns
+
+    @property
     def called(self) -> str:
         """Its name in error messages."""
         return self.how.called

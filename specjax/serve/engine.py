@@ -222,7 +222,8 @@ class Engine:
 
     def _made(self, request: Request) -> dict[str, Any]:
         """The options of a request that the model's vocabulary makes tables of."""
-        check_walked(request, self._how, obeys=not self.writes_steps and self.decoder.obeys)
+        aligns = self.searches and self.decoder.aligns
+        check_walked(request, self._how, not self.writes_steps and self.decoder.obeys, aligns)
         room = min(request.max_new_tokens, self.max_length - len(request.ids))
         own = dataclasses.replace(self.vocabulary, eos=()) if request.ignore_eos else self.vocabulary
         return made(request, own, room)

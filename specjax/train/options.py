@@ -1,4 +1,4 @@
-"""Options of `specjax train` and `specjax capture`."""
+"""Options of `specjax train`, `specjax train hmm` and `specjax capture`."""
 
 import dataclasses
 from typing import Any
@@ -120,6 +120,26 @@ class CaptureOptions(HostOptions):
     weights: str | None = option(None, "format of the target, as in generate", metavar="FORMAT")
     save_dtype: str = option("bfloat16", "type of the features on disk")
     mesh: str | None = same(TrainOptions, "mesh")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HmmOptions:
+    """Options of `specjax train hmm`; see the help of each."""
+
+    target: str | None = option(None, "the model whose texts are learned: folder, shipped name or hub id")
+    data: tuple[str, ...] = same(TrainOptions, "data")
+    prompts: str | None = same(TrainOptions, "prompts")
+    max_new_tokens: int = same(TrainOptions, "max_new_tokens")
+    output: str = option(dataclasses.MISSING, "where to write the hidden Markov model", metavar="FOLDER")
+    states: int = option(64, "number of hidden states", least=1)
+    rounds: int = option(30, "how often all texts are read", least=1)
+    tolerance: float = option(1e-4, "end when a round raises the log-likelihood of a token by less, in nats")
+    length: int | None = option(None, "most tokens of a text; longer ones are cut (default: 256)", least=2)
+    batch_size: int = option(32, "texts that are read, or written, at a time", least=1)
+    seed: int = option(0, "seed of the first parameters, and of the answers to --prompts")
+    dtype: str | None = same(TrainOptions, "dtype")
+    weights: str | None = same(TrainOptions, "weights")
+    mesh: str | None = option(None, "devices that write the answers to --prompts, as in generate")
 
 
 def length_of(options: Any) -> int:

@@ -16,6 +16,7 @@ from specjax.warpers.banned import MinLength as MinLength
 from specjax.warpers.forced import Forced as Forced
 from specjax.warpers.banned import SuppressTokens as SuppressTokens
 from specjax.warpers.constraint import Constraint as Constraint
+from specjax.warpers.guide import Guided as Guided
 from specjax.warpers.momentum import Momentum as Momentum
 from specjax.warpers.temperature import Temperature as Temperature
 from specjax.warpers.mirostat import Mirostat as Mirostat

@@ -44,8 +44,8 @@ class Text:
       paths: makes `[B, T, D]` int32, the tokens below the text for each position, -1 for none; None: nothing, and T is
         1.
       uniform: from positions `[B, T]` to numbers in [0, 1) of the rows' own noise.
-      carried: by a warper's first parameter, `[B]`: the sums over the new tokens of `tokens` (float32), or the states
-        that they lead to (int32), for warpers that have one; None: nothing was drawn yet, and states are not known.
+      carried: by a warper's first parameter: the sums `[B]` over the new tokens of `tokens` (float32), or the states
+        `[B, ...]` that they lead to, for warpers that have one; None: nothing was drawn yet, and states are not known.
       partial: static, whether the scores are for only some tokens, as those of a draft head may be.
       limit: `[B]` int32, the length at which the row stops; None: not known.
       drafting: static, whether scores are a draft's, which is verified later.
@@ -60,7 +60,7 @@ class Text:
     eos: Int[Array, "B K"] | None = None
     paths: Callable[[], Array] | None = None
     uniform: Callable[[Array], Array] | None = None
-    carried: Mapping[str, Array] | None = None
+    carried: Mapping[str, Any] | None = None
     partial: bool = False
     limit: Int[Array, " B"] | None = None
     known: bool = True
@@ -115,34 +115,36 @@ class Text:
             total = jnp.where(known, jnp.take_along_axis(total, parent, axis=1) + added, total)
         return total
 
-    def walked(self, name: str, move: Callable[[Array, Array], Array]) -> Array:
-        """`[B, T]` int32: the state of a warper at each position, from the text's state along the path.
+    def walked(self, warper: "Warper", own: "Columns") -> Any:
+        """The states `[B, T, ...]` of a warper at each position, from the text's state along the path.
+
+        A text whose state is not `carried` is walked from its first new token on.
 
         Args:
-          name: the warper's first parameter, under which the text's state is `carried`. A text without it is walked
-            from its first new token on.
-          move: from states `[B, M]` and tokens `[B, M]` to the next states.
+          warper: one that walks.
+          own: its parameters.
         """
-        carried = {} if self.carried is None else self.carried
-        states = carried[name] if name in carried else self._from_begin(move)
+        name, carried = warper.switches[0], {} if self.carried is None else self.carried
+        states = carried[name] if name in carried else self._from_begin(warper, own)
         paths = self.below()
-        states = jnp.broadcast_to(states[:, None], paths.shape[:2])
+        states = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (*paths.shape[:2], *x.shape[1:])), states)
         for step in range(paths.shape[-1]):
             token = paths[..., step]
-            states = jnp.where(token >= 0, move(states, jnp.maximum(token, 0)), states)
+            states = chosen(token >= 0, warper.moved(own, states, jnp.maximum(token, 0)), states)
         return states
 
-    def _from_begin(self, move: Callable[[Array, Array], Array]) -> Array:
-        """The state `[B]` after the new tokens of `tokens`."""
+    def _from_begin(self, warper: "Warper", own: "Columns") -> Any:
+        """The state `[B, ...]` after the new tokens of `tokens`."""
         begin = jnp.zeros_like(self.length) if self.begin is None else self.begin
 
         def one(step, states):
             at = (begin + step)[:, None]
             token = jnp.take_along_axis(self.tokens, jnp.minimum(at, self.tokens.shape[1] - 1), axis=1)
-            return jnp.where(at < self.length[:, None], move(states, jnp.maximum(token, 0)), states)
+            return chosen(at < self.length[:, None], warper.moved(own, states, jnp.maximum(token, 0)), states)
 
-        start = jnp.zeros_like(self.length)[:, None]
-        return jax.lax.fori_loop(0, jnp.max(self.length - begin), one, start)[:, 0]
+        start = jax.tree.map(lambda x: x[:, None], warper.start(own, self.length.shape[0]))
+        states = jax.lax.fori_loop(0, jnp.max(self.length - begin), one, start)
+        return jax.tree.map(lambda x: x[:, 0], states)
 
     def each(self, function: Callable[..., Array], scores: Array, *own: Any) -> Array:
         """`function(tokens [L], length [], scores [V], *own)` for every position's whole text, as `[B, T, V]`.
@@ -187,8 +189,10 @@ class Warper(abc.ABC):
       chooses: whether its scores decide which token is taken, and belong to no distribution: for greedy rows alone.
       carries: whether a state has a sum for it, of the cost of each drawn token (`cost`); it begins at 0 with the new
       text.
-      walks: whether a state has an int32 for it, which every drawn token moves on (`moved`); it begins at 0 with the new
-      text. Unlike a sum, it depends on no scores.
+      walks: whether a state has one of its own for it, which every drawn token moves on (`moved`) from its `start` with the
+      new text. Unlike a sum, it depends on no scores.
+      aligns: how it brings texts nearer to the model's distribution given a constraint, a key of
+      `specjax.constrain.kinds.DISTRIBUTIONS`; empty: not at all.
     """
 
     about: ClassVar[Named] = None
@@ -201,6 +205,7 @@ class Warper(abc.ABC):
     chooses: ClassVar[bool] = False
     carries: ClassVar[bool] = False
     walks: ClassVar[bool] = False
+    aligns: ClassVar[str] = ""
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -233,24 +238,34 @@ class Warper(abc.ABC):
         """
         return jnp.zeros_like(scores)
 
-    def moved(self, own: Columns, states: Array, tokens: Array) -> Array:
-        """`[B, T]` int32: the states of a warper that `walks` after one more token each; not defined for others.
+    def start(self, own: Columns, batch: int) -> Any:
+        """The states of a warper that `walks` before the first new token: an array or a tree of arrays `[B, ...]`, here int32.
 
         Args:
           own: its parameters.
-          states: `[B, T]` int32.
+          batch: B.
+        """
+        return jnp.zeros((batch,), jnp.int32)
+
+    def moved(self, own: Columns, states: Any, tokens: Array) -> Any:
+        """The states of a warper that `walks` after one more token each; not defined for others.
+
+        Args:
+          own: its parameters.
+          states: `[B, T, ...]`, see `start`.
           tokens: `[B, T]` int32, none of them negative.
         """
         return states
 
-    def guessed(self, own: Columns, states: Array) -> Array:
+    def guessed(self, own: Columns, states: Any) -> Array | None:
         """`[B, T]` int32: a token that a warper that `walks` nearly leaves no choice about in each state; -1 for none.
+        None if it never guesses.
 
         Args:
           own: its parameters.
-          states: `[B, T]` int32.
+          states: `[B, T, ...]`, see `start`.
         """
-        return jnp.full_like(states, -1)
+        return None
 
     def asks(self, own: Columns) -> Array | None:
         """`[B]` bool: the rows for which a host is asked which tokens may follow; None if no row can be one."""
@@ -276,6 +291,12 @@ class Warper(abc.ABC):
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """The new scores of rows that use it; other rows may get anything."""
+
+
+def chosen(where: Array, new: Any, old: Any) -> Any:
+    """The leaves `[B, T, ...]` of one tree where `[B, T]` says so, and of the other elsewhere."""
+    pick = lambda new, old: jnp.where(where.reshape(*where.shape, *[1] * (old.ndim - where.ndim)), new, old)
+    return jax.tree.map(pick, new, old)
 
 
 def marked(ids: Array, vocab: int) -> Array:

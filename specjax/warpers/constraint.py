@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax.about import About
 from specjax.arrays import Array
-from specjax.constrain import Grammar, Table, compiled, grammar, read
+from specjax.constrain import Grammar, Table, compiled, grammar, named_file, read
 from specjax.warpers.base import Columns, Warper
 from specjax.warpers.lists import Shape, listing
 
@@ -53,7 +53,8 @@ def _field() -> Any:
         "json:FILE, json:SCHEMA, regex:..., choice:a|b or grammar:FILE",
         TABLE,
     )
-    metadata = {**field.metadata, "parse": str, "metavar": "LINE", "make": compiled}
+    make = lambda value, vocabulary, room, others: compiled(value, vocabulary, room)
+    metadata = {**field.metadata, "parse": str, "metavar": "LINE", "make": make, "file": named_file}
     return dataclasses.field(default=field.default, metadata=metadata)
 
 
@@ -122,7 +123,7 @@ class Constraint(Warper):
 
     def _by_table(self, scores: Array, own: Columns, text: Any) -> Array:
         table, rows = own["constraint"], jnp.arange(scores.shape[0])[:, None]
-        states = text.walked("constraint", lambda states, tokens: self.moved(own, states, tokens))
+        states = text.walked(self, own)
         after = table["following"][rows, jnp.maximum(states, 0)]
         far = jnp.where(after == NONE, FAR, table["distance"][rows[..., None], jnp.maximum(after, 0)])
         room = jnp.full_like(states, FAR) if text.limit is None else text.limit[:, None] - text.positions()

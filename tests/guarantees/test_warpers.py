@@ -13,12 +13,13 @@ from support.guarantees import held
 
 import specjax
 from specjax.assembly import registry
-from specjax.constrain import Table
+from specjax.constrain import Hmm, Table
 from specjax.draft import NoDrafter
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
 from specjax.warpers import WARPERS
+from specjax.warpers.completing import guided
 
 LANGUAGE = Table.of(
     "a circle of four",
@@ -29,13 +30,18 @@ LANGUAGE = Table.of(
     np.asarray([-1, 6, 5, 8]),
 )
 """Odd and even tokens take turns as in no text of chance."""
+GUIDE = guided(
+    Hmm.of("of chance", *(np.random.default_rng(0).dirichlet(np.ones(n), m) for m, n in ((None, 3), (3, 3), (3, 96)))),
+    LANGUAGE,
+    24,
+)
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
 OPTIONS = (
     {"typical_p": 0.6, "temperature": 1.5, "bad_words_ids": [[3], [7, 5]]},
     {"temperature": 1.0, "epsilon_cutoff": 0.02, "frequency_penalty": 1.5, "presence_penalty": 0.5},
     {"temperature": 1.0, "eta_cutoff": 0.1, "dry_multiplier": 2.0, "dry_sequence_breakers": [4]},
     {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}, "constraint": LANGUAGE},
-    {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4], "constraint": LANGUAGE},
+    {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4], "constraint": LANGUAGE, "guide": GUIDE},
     {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "xtc_special_tokens": [8], "top_k": 8}
     | MIROSTAT,
     {

@@ -47,7 +47,7 @@ SUBSTITUTES = (
     ("models-*", "model=1", "model=8"),
     ("folders-*", "model=1", "model=8"),
     ("folders-*", "/tmp/", ""),
-    ("train-3", "answers.jsonl", "written.jsonl"),
+    ("train-4", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
     ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
     ("train-*", "temperature=0.7 ...", "temperature=0.7 --draft tiny-draft --data src --output two"),
@@ -82,11 +82,18 @@ SHORT = {
     "capture": "--length 64",
     "check-head": "--max-new-tokens 8",
     "eval": "--limit 1 --max-new-tokens 16",
+    "train hmm": "--states 2 --rounds 2 --length 64 --max-new-tokens 8",
     "train": "--steps 2 --batch-size 2 --length 64",
 }
 """What a command is told besides, so that it takes seconds: of an option that is there twice, the last one counts."""
 
-AFTER = {"retrieval-2": "retrieval-1", "retrieval-3": "retrieval-1", "retrieval-4": "retrieval-1", "train-7": "train-1"}
+AFTER = {
+    "retrieval-2": "retrieval-1",
+    "retrieval-3": "retrieval-1",
+    "retrieval-4": "retrieval-1",
+    "train-8": "train-1",
+    "constraints-7": "constraints-6",
+}
 """Blocks that need what another one of their page leaves."""
 
 
@@ -174,7 +181,7 @@ def run(block: Block, names: dict[str, Any]) -> None:
         shells(text)
     else:
         for words in found:
-            status = cli.main([*words, *shlex.split(SHORT.get(words[0], ""))])
+            status = cli.main([*words, *shlex.split(SHORT.get(" ".join(words[:2]), SHORT.get(words[0], "")))])
             assert status == 0, f"specjax {shlex.join(words)} ends with {status}"
 
 
@@ -244,8 +251,10 @@ def furnished(folder: Path) -> Path:
     (folder / "data" / "Github_easy").mkdir(parents=True)
     (folder / "data" / "Github_easy" / "flag.json").write_text('{"type": "boolean"}')
     (folder / "bin").mkdir()
-    cases = "".join(f'{name}) set -- "$@" {more};;\n' for name, more in SHORT.items())
+    cases = "".join(f'"{name} "*) set -- "$@" {more};;\n' for name, more in SHORT.items())
     command = folder / "bin" / "specjax"
-    command.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec {shlex.quote(sys.executable)} -P -m specjax "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\ncase "$1 $2 " in\n{cases}esac\nexec {shlex.quote(sys.executable)} -P -m specjax "$@"\n'
+    )
     command.chmod(0o755)
     return folder

@@ -1,0 +1,187 @@
+"""Deco-G against enumeration: probabilities of completed texts, the aligned distribution where the model is the hidden Markov
+model itself, and the same text under drafters."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.aligned import EOS, NEW, language
+from support.constraints import model
+
+from specjax.constrain import Hmm, Table
+from specjax.sampling import Sampler, SamplingArrays
+from specjax.sampling.warp import walked
+from specjax.sampling_params import SamplingOptions, begun, form_of
+from specjax.serve.engine import Engine
+from specjax.tree import Topology, Tree
+from specjax.warpers import completing
+from specjax.warpers.completing import guide_of, guided
+
+V, H = 4, 3
+
+
+def random_hmm(seed=0, hidden=H, vocab=V, sharp=1.0):
+    rng = np.random.default_rng(seed)
+    rows = lambda *shape: rng.dirichlet(np.full(shape[-1], sharp), shape[:-1])
+    return Hmm.of("random", rows(hidden), rows(hidden, hidden), rows(hidden, vocab))
+
+
+def chance(hmm, text):
+    """The probability that a hidden Markov model begins with these tokens, in float64."""
+    own = hmm.initial.astype(float)
+    for token in text:
+        own = (own * hmm.emission[:, token].astype(float)) @ hmm.transition.astype(float)
+    return own.sum()
+
+
+def completions(table, state, room):
+    """What can follow within the language: texts that an end of text or the room ends, in a text of the language."""
+    if room == 0:
+        return [()]
+    found = []
+    for token in np.flatnonzero(table.allowed(state, room)).tolist():
+        rest = [()] if token == EOS else completions(table, table.next(state, token), room - 1)
+        found += [(token, *own) for own in rest]
+    return found
+
+
+def prefixes(table):
+    """Every beginning of a text of the language that does not end it."""
+    whole = completions(table, 0, NEW)
+    return sorted({text[:n] for text in whole for n in range(NEW) if EOS not in text[:n] and n < len(text)})
+
+
+def sampler_of(table, texts, hmm, prompt=2, **of_guide):
+    """A row for each text, under the constraint and its guide."""
+    options = SamplingOptions(temperature=1.0, constraint=table, guide=guided(hmm, table, NEW), **of_guide)
+    rows = [options] * len(texts)
+    params = jax.tree.map(jnp.asarray, SamplingArrays.of_rows(rows, form_of(rows)))
+    tokens = np.zeros((len(texts), prompt + NEW), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, prompt : prompt + len(text)] = text
+    length = jnp.asarray([prompt + len(text) for text in texts])
+    return Sampler(
+        jax.random.split(jax.random.key(0), len(texts)), jnp.asarray(tokens), length, jnp.ones(len(texts), bool), params,
+        begin=jnp.full(len(texts), prompt), limit=jnp.full(len(texts), prompt + NEW), eos=jnp.full((len(texts), 1), EOS),
+    )  # fmt: skip
+
+
+def wanted(hmm, table, text):
+    """The logarithm of the probability that a text is completed after each token `[V]`, by all continuations."""
+    state, room, out = 0, NEW - len(text), np.full(V, -np.inf)
+    for token in text:
+        state = table.next(state, token)
+    for own in completions(table, state, room):
+        out[own[0]] = np.logaddexp(out[own[0]], np.log(chance(hmm, (*text, *own)) / chance(hmm, (*text, own[0]))))
+    return out
+
+
+def test_logits_gain_what_all_continuations_say():
+    hmm, table, rng = random_hmm(), language(), np.random.default_rng(1)
+    texts = prefixes(table)
+    logits = rng.normal(size=(len(texts), 1, V)).astype(np.float32)
+    got = np.asarray(sampler_of(table, texts, hmm).penalised(jnp.asarray(logits)))
+    want = np.stack([logits[row, 0] + wanted(hmm, table, text) for row, text in enumerate(texts)])
+    assert len(texts) > 8 and np.isfinite(want).sum() > 12
+    np.testing.assert_allclose(got[:, 0], want, atol=1e-5)
+
+
+def test_nodes_of_a_tree_gain_the_same():
+    hmm, table, rng = random_hmm(3), language(), np.random.default_rng(2)
+    topology = Topology.from_counts("2 | 2 1 | 1 1 1")
+    texts = [text for text in prefixes(table) if len(text) <= 1]
+    drafted = jnp.asarray(rng.integers(0, V, (len(texts), len(topology.parents))))
+    tree = Tree.of(topology, drafted, jnp.ones(drafted.shape, bool))
+    logits = jnp.asarray(rng.normal(size=(*drafted.shape, V)), jnp.float32)
+    sampler = sampler_of(table, texts, hmm)
+    carried = walked(sampler.params, begun(sampler.params), sampler.tokens[:, 2:], sampler.length - 2)
+    paths, seen = np.asarray(tree.path_tokens()), 0
+    for own in (sampler, dataclasses.replace(sampler, carried=carried)):
+        got = np.asarray(own.penalised(logits, tree.path_tokens))
+        for row, node in itertools.product(range(len(texts)), range(drafted.shape[1])):
+            text = (*texts[row], *(int(token) for token in paths[row, node] if token >= 0))
+            if text in prefixes(table):
+                np.testing.assert_allclose(got[row, node], logits[row, node] + wanted(hmm, table, text), atol=1e-5)
+                seen += 1
+    assert seen > 20
+
+
+def test_texts_of_a_hidden_markov_model_have_the_aligned_distribution():
+    hmm, table = random_hmm(5), language()
+    texts = prefixes(table)
+    ours = np.log([[chance(hmm, (*text, v)) / chance(hmm, text) for v in range(V)] for text in texts])
+    steps = np.asarray(jax.nn.softmax(sampler_of(table, texts, hmm).penalised(jnp.asarray(ours, jnp.float32)[:, None])))
+    local = np.where(np.isfinite(steps[:, 0]) & (steps[:, 0] > 0), np.exp(ours), 0)
+    local /= local.sum(axis=1, keepdims=True)
+    along = lambda p, text: np.prod([p[texts.index(text[:n]), text[n]] for n in range(len(text))])
+    whole = completions(table, 0, NEW)
+    exact = np.asarray([chance(hmm, text) for text in whole])
+    exact /= exact.sum()
+    np.testing.assert_allclose([along(steps[:, 0], text) for text in whole], exact, atol=1e-5)
+    assert np.abs(np.asarray([along(local, text) for text in whole]) - exact).sum() > 0.1  # the local rule differs
+
+
+def test_long_texts_neither_vanish_nor_grow():
+    """In a language of one text of 400 tokens that the model hardly writes, probabilities are far below float32's."""
+    count = 400
+    following = np.full((count + 1, 3), -1)
+    following[np.arange(count), np.arange(count) % 2] = np.arange(1, count + 1)
+    table = Table.of("long", following, np.asarray([0, 1, 2, 2]), np.arange(count + 1) == count, (EOS,))
+    hmm = random_hmm(7, sharp=0.3)
+    guide = guided(hmm, table, count)
+    belief = hmm.initial * hmm.emission[:, 0] / (hmm.initial * hmm.emission[:, 0]).sum()
+    got = np.log((belief * guide.ahead[-1, 1]).sum()) + guide.scale[-1, 1]
+    own, want = belief.astype(float), 0.0
+    for at in range(1, count):
+        own = (own @ hmm.transition.astype(float)) * hmm.emission[:, at % 2]
+        want, own = want + np.log(own.sum()), own / own.sum()
+    assert len(guide.ahead) == count and want < -200
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_what_no_longer_changes_is_kept_once():
+    following = np.asarray([[1, -1], [-1, 2], [-1, -1]])
+    table = Table.of("two tokens", following, np.asarray([0, 1, 1, 1]), np.asarray([False, False, True]), (EOS,))
+    assert guided(random_hmm(), table, 200).ahead.shape[0] < 6
+
+
+def test_what_cannot_be_guided_is_refused(monkeypatch):
+    table, other = language(), random_hmm(vocab=5)
+
+    class Words:
+        name, size = "small", V
+
+    with pytest.raises(ValueError, match="^a guide leads to texts of a constraint: give one, or leave guide out$"):
+        guide_of(other, Words, NEW, {})
+    with pytest.raises(ValueError, match=r"random is of another vocabulary than small \(5 tokens, and 4\): make one"):
+        guide_of(other, Words, NEW, {"constraint": table})
+    with pytest.raises(
+        ValueError, match="^there is no hidden Markov model in 'nowhere' .hmm.json.: `specjax train hmm`"
+    ):
+        guide_of("nowhere", Words, NEW, {"constraint": table})
+    with pytest.raises(ValueError, match="is not compiled: specjax.warpers.completing.guided makes one for a table$"):
+        SamplingArrays.make(1, guide=["folder"])
+    monkeypatch.setattr(completing, "MOST_ENTRIES", 20)
+    with pytest.raises(ValueError, match="a guide has more than 20 numbers: lower max_new_tokens, train fewer states"):
+        guided(random_hmm(11), table, NEW)
+
+
+def test_requests_are_made_with_one_and_refused_in_one_line(tmp_path):
+    hmm = random_hmm(hidden=2, vocab=1536)
+    engine = Engine(model(), drafter="none")
+    hmm.save(tmp_path)
+    asked = {"constraint": "choice:yes|no", "temperature": 1.0}
+    found = engine.request([1, 2], guide=str(tmp_path), **asked)
+    assert found.guide == engine.request([1, 2], guide=hmm, **asked).guide and len(found.guide.kinds) < 12
+    grammar = {"grammar": 'start: "a" | "b"'}
+    with pytest.raises(ValueError, match="a grammar has no table, so nothing can guide to it: leave guide out$"):
+        engine.request([1, 2], guide=hmm, constraint=grammar)
+    with pytest.raises(ValueError, match="^a guide leads to texts of a constraint"):
+        engine.request([1, 2], guide=hmm)
+    with pytest.raises(
+        ValueError, match="^sequential Monte Carlo weighs the texts of a constraint itself: leave guide"
+    ):
+        Engine(model(), decode="smc").request([1, 2], guide=hmm, **asked)

@@ -89,6 +89,11 @@ def _grammar(given: Any, vocabulary: Vocabulary) -> Grammar:
     line = given if isinstance(given, str) else given.line
     if vocabulary.meshed:
         raise ValueError(f"{shown(line)}: a grammar is followed on the host of one device: leave the mesh out")
+    if vocabulary.gaps:
+        raise ValueError(
+            f"{shown(line)}: a grammar is followed from left to right, and {vocabulary.name} fills a canvas: give json, regex "
+            "or choice"
+        )
     own = given if isinstance(given, Grammar) else _opened(line, _text(line.partition(":")[2], "grammar"), vocabulary)
     if own.vocabulary != vocabulary:
         raise ValueError(f"{shown(line)}: it was made for another model's tokens: give its line")

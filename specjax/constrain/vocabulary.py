@@ -19,6 +19,7 @@ class Vocabulary:
       eos: ids that end a text.
       name: the model's, for errors.
       meshed: whether several devices hold the rows.
+      gaps: whether texts are canvases with gaps, which are not written from left to right.
     """
 
     tokenizer: Any
@@ -26,6 +27,7 @@ class Vocabulary:
     eos: tuple[int, ...]
     name: str = "the model"
     meshed: bool = False
+    gaps: bool = False
 
     def check(self) -> None:
         """Raises ValueError if constrained texts cannot be written or cannot end."""
@@ -34,7 +36,7 @@ class Vocabulary:
         if not self.eos:
             raise ValueError(
                 f"a constrained text of {self.name} needs a token that ends it: give the model one (eos_token_id), and "
-                "leave ignore_eos out"
+                f"leave {'ignore_eos and ends=never' if self.gaps else 'ignore_eos'} out"
             )
 
     @property

@@ -206,7 +206,7 @@ class BlockDiffusion(DiffusionDecoder):
         features = final[:, 0, : self.block_length]
         if self._seeds:
             features = jnp.concatenate([features[:, -1:], features[:, :-1]], axis=1)  # the first position is the seed's
-        logits = self._possible(self.target.unembed(params["target"], features))
+        logits = self._possible(state, at, self.target.unembed(params["target"], features))
         return logits, (at < state.limit[:, None]) & ~storing[:, None], new
 
     def _read_blocks(self, params, state, at, canvases, several=True):

@@ -23,6 +23,7 @@ from specjax.diffusion.common import (
     first_open,
     put,
 )  # fmt: skip
+from specjax.diffusion.fitting import fitted, gaps_of
 from specjax.diffusion.partial_pass import read_drafts, read_whole
 from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Guess, Overview, Unmask
@@ -31,10 +32,11 @@ from specjax.lm import LM
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
-from specjax.sampling.warp import warp
+from specjax.sampling.warp import filled, warp
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
 from specjax.state import Finish, Stats, finish_rows
+from specjax.warpers.gaps import Gaps
 
 Array = jax.Array
 PyTree = Any
@@ -127,6 +129,11 @@ class DiffusionDecoder(Decoder[DiffusionState]):
 
     @property
     def fills_in(self) -> bool:
+        return True
+
+    @property
+    def obeys(self) -> bool:
+        """See `Decoder.obeys`."""
         return True
 
     def buffer(self, needed: int) -> int:
@@ -301,6 +308,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
                 choice = dataclasses.replace(choice, edit=choice.edit & guess.committed & ~storing[:, None])
             if choice.stay is not None:
                 choice = dataclasses.replace(choice, stay=choice.stay & ~storing)
+            commit, choice = fitted(state, self._gaps(state), at, self._view(state, at), commit, choice)
         return self._commit(state, at, masked, commit, choice, memory, failed), DiffusionInfo(at[:, 0], commit, choice)
 
     def _storing(self, state, at) -> Array:
@@ -373,11 +381,15 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             blind = dataclasses.replace(state, tokens=jnp.where(state.opened, state.tokens, self.mask_id))
             without = self.target.unembed(params["target"], self._whole(params["target"], blind, source))
             logits = without + (1 + self.cfg_scale) * (logits - without)
-        return self._possible(logits), read, dataclasses.replace(state, cache=cache)
+        return self._possible(state, at, logits), read, dataclasses.replace(state, cache=cache)
 
-    def _possible(self, logits):
-        """Logits without the ids that are never predicted."""
-        return logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
+    def _possible(self, state, at, logits):
+        """Logits `[B, W, V]` of positions without what is never predicted, and what the rows' constraints forbid there."""
+        logits = logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
+        return filled(logits, state.sampling, self._gaps(state), at)
+
+    def _gaps(self, state) -> Gaps:
+        return gaps_of(state, self.mask_id, self._end(state), self.never)
 
     def _seen(self, state) -> Array:
         """The end `[B]` of the positions that a pass sees."""
@@ -466,7 +478,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             dist = self._warp(dist, state)
         return Guess(
             tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
-            log_probs=jax.nn.log_softmax(dist, axis=-1),
+            log_probs=_log_probs(dist),
             masked=masked,
             committed=self._committed(state, at),
             step=state.step,
@@ -561,3 +573,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             memory=jax.tree.map(kept, memory, blank),
         )
         return self._constrain(dataclasses.replace(state, entry=jnp.where(entered, self._entry(state), state.entry)))
+
+
+def _log_probs(logits) -> Array:
+    """Log-probabilities `[B, W, V]`, all of them -inf where nothing is left."""
+    return jnp.where(jnp.any(logits > -jnp.inf, axis=-1, keepdims=True), jax.nn.log_softmax(logits, axis=-1), -jnp.inf)

@@ -18,6 +18,7 @@ from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache.base import widths
 from specjax.diffusion.common import block_of, first_open, put
 from specjax.diffusion.decoder import DiffusionDecoder
+from specjax.diffusion.fitting import fitted
 from specjax.diffusion.partial_pass import read_drafts, read_whole
 from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, ranks
@@ -116,7 +117,7 @@ class FreeDaveDecoder(DiffusionDecoder):
 
     def _advance(self, params, state, at, masked):
         memory = state.memory
-        commit = self._drafted(state, masked)
+        commit = self._drafted(state, at, masked)
         block = block_of(state.tokens, at)
         drafts = jnp.where(commit, memory["tokens"][:, None], block[:, None])
         with jax.named_scope("target"):
@@ -132,16 +133,17 @@ class FreeDaveDecoder(DiffusionDecoder):
         crossed = masked.any(axis=1) & ~here.any(axis=1)
         static = jnp.where(crossed, 0, begin + kept)
         there, ahead = at, here
+        ours = dataclasses.replace(state, step=static, tokens=put(state.tokens, at, drafted, memory["tokens"]))
         if self._onward:
-            canvas = put(state.tokens, at, drafted, memory["tokens"])
-            reached = first_open(canvas, state.limit, self.mask_id)
-            there, ahead = self._masked(dataclasses.replace(state, tokens=canvas, reached=reached))
-        guess = self._expect(params, dataclasses.replace(state, step=static), there, ahead, seen, first)
+            reached = first_open(ours.tokens, state.limit, self.mask_id)
+            there, ahead = self._masked(dataclasses.replace(ours, reached=reached))
+        guess = self._expect(params, ours, there, ahead, seen, first)
         score = self._ranked(guess)
         bad = jnp.any(ahead & (guess.tokens < 0), axis=1)
         failed = bad & ~crossed
         step = ranks(score, here) < self._count(begin + kept, state.entry)[:, None]
         step = self._seeded(dataclasses.replace(state, step=begin + kept), here, step) & here & ~failed[:, None]
+        step = self._fitting(ours, at, step, score, guess.tokens)
 
         choice = Choice(drafted | step, score, jnp.where(drafted, memory["tokens"], guess.tokens))
         fresh = {"tokens": guess.tokens, "score": score, "ready": ~bad & ~state.done}
@@ -154,7 +156,7 @@ class FreeDaveDecoder(DiffusionDecoder):
         )
         return new, DiffusionInfo(at[:, 0], choice.commit, choice)
 
-    def _drafted(self, state, masked):
+    def _drafted(self, state, at, masked):
         """The commits of each draft `[B, K, W]`: none, then static decoding's next steps if predictions stay as they are."""
         memory, after = state.memory, []
         for ahead in range(self.policy.drafts):
@@ -164,7 +166,14 @@ class FreeDaveDecoder(DiffusionDecoder):
         steps = memory["owed"][:, None] + jnp.arange(self.policy.drafts)[None]
         total = jnp.take_along_axis(total, steps, axis=1)
         rank = ranks(memory["score"], masked)
-        return (rank[:, None] < total[:, :, None]) & (masked & memory["ready"][:, None])[:, None]
+        drafted = (rank[:, None] < total[:, :, None]) & (masked & memory["ready"][:, None])[:, None]
+        # the first one is static decoding's as it is; the others are verified
+        first = self._fitting(state, at, drafted[:, 0], memory["score"], memory["tokens"])
+        return drafted.at[:, 0].set(first)
+
+    def _fitting(self, state, at, commit, score, tokens):
+        """Static decoding's commits `[B, W]`, see `fitted`."""
+        return fitted(state, self._gaps(state), at, at, commit, Choice(commit, score, tokens))[0]
 
     def _agreeing(self, params, state, at, masked, commit, drafts, final, first, begin):
         """How many drafts after the first are static decoding's `[B]`."""
@@ -176,9 +185,11 @@ class FreeDaveDecoder(DiffusionDecoder):
         wide = jax.tree.map(lambda leaf: leaf[rows], dataclasses.replace(state, cache=None, memory=()))
         step = (begin[:, None] + jnp.arange(count)[None]).reshape(-1)
         left = masked[rows] & ~of_each(commit)
-        wide = dataclasses.replace(wide, step=step)
+        wide = dataclasses.replace(wide, step=step, tokens=of_each(self._canvases(state, at, drafts)))
         guess = self._expect(params, wide, at[rows], left, of_each(final), first[rows])
-        following = left & (ranks(self._ranked(guess), left) < self._count(step, wide.entry)[:, None])
+        score = self._ranked(guess)
+        following = left & (ranks(score, left) < self._count(step, wide.entry)[:, None])
+        following = self._fitting(wide, at[rows], following, score, guess.tokens)
         made = jnp.where(following, guess.tokens, of_each(drafts))
         same = jnp.all(made == drafts[:, 1:].reshape(made.shape), axis=1) & left.any(axis=1)
         same = same & ~jnp.any(left & (guess.tokens < 0), axis=1)
@@ -250,7 +261,9 @@ class FreeDaveDecoder(DiffusionDecoder):
         """The predictions for the positions `at` from features `[B, N, E]`, which begin at the position `first`."""
         slot = at - self.shift - first[:, None]
         features = jnp.take_along_axis(final, slot[:, :, None], axis=1, mode="clip")
-        return self._guess(state, at, masked, self._possible(self.target.unembed(params["target"], features)))
+        return self._guess(
+            state, at, masked, self._possible(state, at, self.target.unembed(params["target"], features))
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from specjax.about import About
 from specjax.diffusion.common import block_of, widened
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.state import DiffusionState
-from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
+from specjax.diffusion.unmask.base import Choice, Guess, Unmask
 from specjax.lm import LM, Block, Wants
 
 Array = jax.Array
@@ -100,7 +100,8 @@ class Guided(Unmask):
         view = guess.overview
         accepted = view.open & (jnp.cumsum(view.open, axis=1) <= guess.agreed[:, None])
         commit = guess.masked & (jnp.cumsum(guess.masked, axis=1) <= guess.agreed[:, None])
-        return Choice(commit, confidence(guess), guess.tokens, besides=jnp.where(accepted, view.tokens, -1)), memory
+        first = -jnp.cumsum(guess.masked, axis=1).astype(jnp.float32)
+        return Choice(commit, first, guess.tokens, besides=jnp.where(accepted, view.tokens, -1)), memory
 
 
 @jax.tree_util.register_dataclass

@@ -66,7 +66,7 @@ class Wino(Unmask):
         return WinoDecoder
 
     def init(self, batch, width, vocab_size):
-        """How many tokens the last pass committed `[B]`; a block's first pass has nothing to reopen."""
+        """How many tokens of the block were known before the last pass wrote any, without those that it opened `[B]`."""
         return jnp.zeros((batch,), jnp.int32)
 
     def __call__(self, guess: Review, memory):
@@ -77,8 +77,9 @@ class Wino(Unmask):
         commit = at_least_one(ranks(score, sure) < cap[:, None], score, guess.masked)
         count = commit.sum(axis=1)
         doubted = guess.committed & (guess.again < self.back) & (count > 1)[:, None]
-        few = ranks(-guess.again, doubted) < (memory - 1)[:, None]
-        return Choice(commit, score, guess.tokens, doubted & few), count.astype(jnp.int32)
+        known = guess.committed.sum(axis=1)
+        again = doubted & (ranks(-guess.again, doubted) < (known - memory - 1)[:, None])
+        return Choice(commit, score, guess.tokens, again), (known - again.sum(axis=1)).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ class WinoDecoder(DiffusionDecoder):
         with jax.named_scope("target"):
             final = self.target(params["target"], block, None, wants=Wants(final=True)).final
             own = jnp.take_along_axis(final, at[:, :, None], axis=1, mode="clip")
-            unembed = lambda features: self._possible(self.target.unembed(params["target"], features))
+            unembed = lambda features: self._possible(state, at, self.target.unembed(params["target"], features))
             logits, hidden = unembed(own), unembed(final[:, size:])
         guess = self._guess(state, at, masked, logits)
         known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")

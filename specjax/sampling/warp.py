@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import WARPERS, Text, Warper
 from specjax.warpers.base import Columns, chosen
+from specjax.warpers.gaps import Gaps
 
 Array = jax.Array
 
@@ -144,6 +145,43 @@ def tried(sampling: SamplingArrays, text: Text, vocab: int, first: Array, second
         left = each.tried(own, text, orders, again, vocab)
         found = found & jnp.where(each.used(own)[:, None, None], left, True)
     return found
+
+
+def bound(sampling: SamplingArrays, live: Array) -> Array | None:
+    """`[B]` bool: the live rows whose canvases warpers restrict; None if no row can be one."""
+    found = [live & each.used(own) for each, own in _filling(sampling)]
+    return functools.reduce(jnp.logical_or, found) if found else None
+
+
+def filled(scores: Array, sampling: SamplingArrays, gaps: Gaps, at: Array) -> Array:
+    """Scores `[B, N, V]` of tokens at places `at` `[B, N]` of a canvas, without those after which it could not be filled.
+
+    The places are in sequence, and all before the first of them is known.
+    """
+    for each, own in _filling(sampling):
+        on = gaps.live & each.used(own)
+        change = lambda scores, each=each, own=own, on=on: jnp.where(
+            on[:, None, None], each.filled(scores, own, gaps, on, at), scores
+        )
+        scores = jax.lax.cond(jnp.any(on), change, lambda scores: scores, scores)
+    return scores
+
+
+def completable(sampling: SamplingArrays, gaps: Gaps) -> Array:
+    """`[B]` bool: whether warpers let the open places of a canvas be filled."""
+    found = jnp.ones_like(gaps.live)
+    for each, own in _filling(sampling):
+        on = gaps.live & each.used(own)
+        found = found & (each.completable(own, gaps, on) | ~on)
+    return found
+
+
+def _filling(sampling: SamplingArrays) -> Iterator[tuple[Warper, Columns]]:
+    """The warpers with columns that know what may stand in a canvas, each with its columns."""
+    for each in WARPERS:
+        own = sampling.own(each) if each.fills else None
+        if own is not None:
+            yield each, own
 
 
 def _walking(sampling: SamplingArrays) -> Iterator[tuple[Warper, Columns]]:

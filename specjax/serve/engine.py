@@ -192,7 +192,8 @@ class Engine:
         request = Request(shown(prompt), **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
-            return self._masked_request(request, suffix)
+            request = self._masked_request(request, suffix)
+            return dataclasses.replace(request, **self._made(request))
         if self.searches and self.decoder.draws and not request.temperature:
             raise ValueError(f"{self.decoder.called} draws its texts: set a temperature, or decode otherwise")
         if self.thinks and not request.temperature:
@@ -231,8 +232,10 @@ class Engine:
     @property
     def vocabulary(self) -> Vocabulary:
         """What a constraint must know of the model."""
-        own = self.model
-        return Vocabulary(own.tokenizer, own.lm.vocab_size, tuple(own.eos_ids), own.name, self.mesh is not None)
+        own, never = self.model, getattr(self.decoder, "never", ())
+        eos = tuple(token for token in own.eos_ids if token not in never)
+        gaps = own.masked is not None
+        return Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None, gaps)
 
     def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
         """The beginning of a request's text, and its source."""
@@ -242,7 +245,7 @@ class Engine:
 
     def _masked_request(self, request: Request, suffix: Any) -> Request:
         for warper in WARPERS:
-            if (warper.of_logits or warper.reads_text) and in_use(warper, request):
+            if (warper.of_logits or warper.reads_text) and not warper.fills and in_use(warper, request):
                 name = next(name for name in warper.switches if is_set(name, getattr(request, name)))
                 usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
                 raise ValueError(f"diffusion models have no {name}: {usual}")

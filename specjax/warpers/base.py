@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from specjax.about import Named
 from specjax.arrays import Array, Bool, Int
+from specjax.warpers.gaps import Gaps
 
 Columns = Mapping[str, Any]
 """A warper's own parameters by name: an array `[B]` each, or `[B, ...]` for lists (`specjax.warpers.lists`)."""
@@ -181,7 +182,8 @@ class Warper(abc.ABC):
 
     Class attributes:
       of_logits: whether it comes before the temperature and applies to greedy rows too; otherwise only to sampled rows.
-      reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it.
+      reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it unless it
+      `fills`.
       usual: whether every state has a column for it, used or not.
       removes: whether it may leave no token at all.
       reads_limit: whether it depends on where a text must end.
@@ -193,6 +195,7 @@ class Warper(abc.ABC):
       new text. Unlike a sum, it depends on no scores.
       aligns: how it brings texts nearer to the model's distribution given a constraint, a key of
       `specjax.constrain.kinds.DISTRIBUTIONS`; empty: not at all.
+      fills: whether it also knows what may stand at the open places of a canvas (`filled`, `completable`).
     """
 
     about: ClassVar[Named] = None
@@ -206,6 +209,7 @@ class Warper(abc.ABC):
     carries: ClassVar[bool] = False
     walks: ClassVar[bool] = False
     aligns: ClassVar[str] = ""
+    fills: ClassVar[bool] = False
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -287,6 +291,22 @@ class Warper(abc.ABC):
         """
         left = self.warp(jnp.zeros((orders.shape[0], 1, vocab)), own, text) > -jnp.inf
         return jnp.take_along_axis(jnp.broadcast_to(left, (orders.shape[0], 2, vocab)), orders, axis=-1)
+
+    def filled(self, scores: Array, own: Columns, gaps: Gaps, on: Array, at: Array) -> Array:
+        """Scores `[B, N, V]` of tokens at places of a canvas without those that it forbids there; for one that `fills`.
+
+        Args:
+          scores: `[B, N, V]`.
+          own: its parameters.
+          gaps: the canvas.
+          on: `[B]` bool, rows that use it and matter.
+          at: `[B, N]` int32, places in sequence; all before the first of them is known.
+        """
+        return scores
+
+    def completable(self, own: Columns, gaps: Gaps, on: Array) -> Array:
+        """`[B]` bool: whether the open places of a canvas can be filled; for one that `fills`."""
+        return jnp.ones_like(on)
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

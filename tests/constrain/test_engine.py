@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -178,8 +179,46 @@ def test_what_a_model_cannot_do_is_one_line():
     bare = Engine(dataclasses.replace(model(), tokenizer=None), decode=Plain())
     with pytest.raises(ValueError, match="small has no tokenizer, so no constraint"):
         bare.request([1], constraint=CHOICE)
-    with pytest.raises(ValueError, match="diffusion models have no constraint: leave it out"):
-        Engine("tiny-diffusion").request("a", constraint=CHOICE)
+
+
+def test_what_a_canvas_cannot_do_is_one_line():
+    for decode, options, said in (
+        (
+            None,
+            {"constraint": {"grammar": 'start: "a"'}},
+            "followed from left to right, and tiny-diffusion fills a canvas",
+        ),
+        (None, {"constraint": JSON, "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),
+        (None, {"constraint": JSON, "suffix": " x", "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),
+        ("fixed:ends=never", {"constraint": CHOICE}, "needs a token that ends it: give the model one"),
+        (None, {"constraint": CHOICE, "ignore_eos": True}, "leave ignore_eos and ends=never out"),
+        (None, {"repetition_penalty": 1.5}, "diffusion models have no repetition_penalty"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Engine("tiny-diffusion", decode=decode).request("a", **options)
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+CANVASES = (
+    ({"prompt": "Name a person.", "constraint": JSON, "max_new_tokens": 40}, None),
+    ({"prompt": "How many?", "constraint": "regex:[0-9]{2} (hens|dogs)[.]", "temperature": 0.8}, r"\d\d (hens|dogs)\."),
+    ({"prompt": "Steps that repeat: 3, 4, 5,", "suffix": " 9, 10.", "constraint": "regex:( [0-9]+,)+"}, r"( \d+,)+"),
+    ({"prompt": "Is it?", "constraint": CHOICE, "max_new_tokens": 2}, "yes|no"),  # the third has more tokens
+)
+
+
+@pytest.mark.slow
+def test_a_canvas_from_a_file_and_from_a_flag(tmp_path, capsys):
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps({"max_new_tokens": 6, **own}) + "\n" for own, _ in CANVASES))
+    asked = ["generate", "--model", "tiny-diffusion", "--json"]
+    assert cli.main([*asked, "--input", str(file)]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    jsonschema.validate(json.loads(found[0]["text"]), SCHEMA)
+    for record, (_, pattern) in zip(found[1:], CANVASES[1:], strict=True):
+        assert re.fullmatch(pattern, record["text"])
+    assert cli.main([*asked, "--constraint", CHOICE, "--max-new-tokens", "8", "Is it?"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] in ("yes", "no", "perhaps")
 
 
 LINES = ({"prompt": "a", "constraint": {"choice": ["x", "y"]}}, {"prompt": "a"}, {"prompt": "a", "constraint": 5})

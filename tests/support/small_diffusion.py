@@ -76,8 +76,10 @@ def make(policy=None, block_length=8, shift=False):
     return diffusion(LM, MASK, policy, block_length=block_length, shift=shift)
 
 
-def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capacity=L, model=None, slots=None):
-    """A state of these rows; with `slots` one of so many, of which the others stay free."""
+def begin(
+    decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capacity=L, model=None, slots=None, **sampling
+):
+    """A state of these rows; with `slots` one of so many, of which the others stay free. `sampling` are columns."""
     model, own = model or params(), len(rows)
     count = slots or own
     tokens, free = np.full((count, 8), 0, np.int32), [1] * (count - own)
@@ -88,10 +90,10 @@ def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capa
         jnp.asarray([*(len(PROMPTS[row]) for row in rows), *free]),
         row_keys(0, [*map(str, rows), *[""] * len(free)]),
         jnp.asarray([*(limits[row] for row in rows), *free]),
-        SamplingArrays.make(count, temperature=temperature),
+        SamplingArrays.make(count, temperature=temperature, **sampling),
         None if eos is None else jnp.full((count, 1), eos),
     )
-    state = decoding.empty(decoder, model, count, capacity, None, 1)
+    state = decoding.empty(decoder, model, count, capacity, None, 1, form=prompts.sampling.form)
     return decoding.insert(decoder, model, state, jnp.asarray([*range(own), *[count] * len(free)]), prompts)
 
 

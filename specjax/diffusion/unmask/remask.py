@@ -99,7 +99,7 @@ class RunningConfidence(Revising):
         candidates = (write | view.known) & (written < jnp.inf)
         undo = ranks(-written, candidates) < self.left(guess)[:, None]
         written_now = jnp.where(write, view.tokens, -1)
-        choice = Choice(guess.masked, jnp.where(guess.masked, 0.0, -1.0), guess.tokens, None, written_now, undo)
+        choice = Choice(guess.masked, RULES[self.rule](guess), guess.tokens, None, written_now, undo)
         return choice, jnp.where(undo, jnp.inf, written)
 
     def left(self, guess):

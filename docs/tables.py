@@ -42,6 +42,7 @@ PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
     "masked_draft": "such a model, trained with masks",
+    "fed_draft": "such a model, trained with masks and features",
     "diffusion_model": "a diffusion model of the same vocabulary",
     "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",
@@ -330,6 +331,7 @@ _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name !=
 _LOADED = {
     "model": "drafts",
     "masked_draft": "drafts",
+    "fed_draft": "drafts",
     "diffusion_model": "drafts",
     "diffusion_and_trigrams": "drafts",
     "head": "heads",

@@ -24,11 +24,14 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import jax
+import numpy as np
 
 import specjax
 from experiments.claims import MARKED, by_line, table
 from experiments.first_contact.cases import GREEDY, SAME, WARPED, Case, cases
 from specjax import Sampling, models
+from specjax.draft.pard2.features import Joined
+from specjax.draft.pard2.folder import joined_fields, write_projection
 from specjax.models import few_bits
 from specjax.models.model import Model
 
@@ -40,6 +43,8 @@ PROMPTS = (
     "Rewrite this in the past tense: The cat sits on the mat and the dog sleeps by the door.",
     "List five fruits, one a line.",
 )
+MASK = 16
+"""A token of the model that stands for masks."""
 LONGEST = 24
 """New tokens of a text, at most."""
 USUAL = ({}, {"temperature": 0.8})
@@ -58,7 +63,12 @@ class Bench:
         target = self.target({})
         quantised = models.load(target, weights="int4:group=32").params
         plain = jax.tree.map(few_bits.plain, quantised, is_leaf=few_bits.is_quantised)
-        models.save(self.draft, target.lm, plain, tokenizer=target.tokenizer)
+        width, joined = target.lm.config.hidden_size, Joined().of(target.lm.num_layers)
+        size = len(joined.target_layers) * width
+        # a mask and a projection that were not trained: the drafts of pard and pard2 are poor, and their texts must be right
+        models.save(self.draft, target.lm, plain, tokenizer=target.tokenizer, fields=joined_fields(MASK, joined, size))
+        drawn = np.random.default_rng(0).normal(size=(size, width))
+        write_projection(self.draft, {"kernel": drawn / size**0.5}, "float32")
         documents = str(HERE.parents[1] / "docs")
         command("datastore", "build", documents, "--model", MODEL, "--output", str(self.datastore))
         text = str(HERE.parents[1] / "specjax/tasks")

@@ -57,7 +57,8 @@ DRAFTERS = (
     "draft:model={draft}", "draft:model={draft},rule=goodput", "draft:model={draft},rule=utility",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
     "rasd:draft={draft},datastore={datastore}", "rasd:draft={draft},retriever=prompt_lookup",
-    "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft", "pard:model={draft}",
+    "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft",
+    "pard:model={draft}", "pard2:model={draft}",
 )  # fmt: skip
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",

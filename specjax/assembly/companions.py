@@ -14,6 +14,7 @@ from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
 from specjax.models import DEFAULT_MODEL
+from specjax.sharding.rules import replicated
 
 LONGEST = 8
 """The most tokens of a chain that ends by a rule."""
@@ -252,13 +253,28 @@ def fitting(draft: Any, target: Any, mask: int) -> Any:
 
 
 def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    draft = draft_model(stored.found(target), target, mesh)
+    return _of_masks(stored, draft, target), draft.params
+
+
+def _of_masks(stored: Stored, draft: Any, target: Any, **more: Any) -> Any:
+    """The drafter of a draft model that reads masks; `more` are fields that its folder gives."""
     from specjax.draft.pard.folder import read_mask
 
-    draft = draft_model(stored.found(target), target, mesh)
     mask = read_mask(draft)
-    drafter = stored.kind(fitting(draft, target, mask), mask_id=mask, **stored.fields).bind(target.lm)
+    drafter = stored.kind(fitting(draft, target, mask), mask_id=mask, **stored.fields, **more).bind(target.lm)
     check_vocabulary(draft, target, besides=mask)
-    return drafter, draft.params
+    return drafter
+
+
+def _fed_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.draft.pard2.folder import read_joined
+
+    asked = stored.found(target)
+    draft = draft_model(asked, target, mesh)
+    joined, fc = read_joined(asked, draft, target)
+    fc = fc if mesh is None or target.abstract else jax.device_put(fc, replicated(mesh, fc))
+    return _of_masks(stored, draft, target, joined=joined), {"lm": draft.params, "fc": fc}
 
 
 def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
@@ -416,6 +432,12 @@ LOADERS: dict[str, Loader] = {
         f"{_TARGET}-pard",
         what="PARD model",
         how="`specjax train pard` makes one of a draft model",
+    ),
+    "fed_draft": Loader(
+        _fed_draft,
+        f"{_TARGET}-pard2",
+        what="PARD-2 model",
+        how="`specjax train pard2` makes one of a draft model",
     ),
     "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion", **_DIFFUSION),
     "diffusion_and_trigrams": Loader(

@@ -369,11 +369,11 @@ def proposed(
     return once[1:]
 
 
-def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
+def caught_up(prefill: Callable[..., Any], params: PyTree, draft: Any, view: View) -> Any:
     """`Drafter.catch_up` for a drafter whose own cache of `draft.length` `[B]` tokens grows in `propose`.
 
-    It reads blocks of D + 1 tokens until no live row is further behind than that, by `prefill`, which must not need the
-    target's output.
+    It reads blocks of D + 1 tokens until no live row is further behind than that, by `prefill`, `Drafter.prefill` or a
+    part of it, which must not need the target's output.
     """
     width = view.max_depth + 1
     take = lambda at: jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
@@ -381,7 +381,7 @@ def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
     def read(draft):
         at = draft.length[:, None] + jnp.arange(width)[None]
         chunk = Chunk(Block(take(at), at, draft.length), at < view.length[:, None] - 1, take(at + 1))
-        return drafter.prefill(params, draft, chunk, Output(None))
+        return prefill(params, draft, chunk, Output(None))
 
     behind = lambda draft: jnp.any(view.live & (view.length - draft.length > width))
     return jax.lax.while_loop(behind, read, draft)

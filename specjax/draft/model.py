@@ -92,7 +92,7 @@ class ModelDrafter(TreeDrafter):
         return ModelDraft(self.lm.commit(draft.cache, delta, None, after, real), draft.length + real)
 
     def catch_up(self, params, draft, view):
-        return caught_up(self, params, draft, view)
+        return caught_up(self.prefill, params, draft, view)
 
     def trimmed(self, params, target_params, ids):
         lm, params = trimmed_model(self.lm, params, ids)

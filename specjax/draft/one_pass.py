@@ -83,7 +83,7 @@ class OnePass(Drafter):
         return dataclasses.replace(draft, cache=cache, length=draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
 
     def catch_up(self, params, draft, view):
-        return caught_up(self, params, draft, view)
+        return caught_up(self.prefill, params, draft, view)
 
     def read(self, params: PyTree, draft: Any, view: View, masks: Array) -> tuple[PyTree, Array]:
         """One pass over the tokens of the last step and the masks after them.

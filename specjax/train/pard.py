@@ -1,4 +1,4 @@
-"""The task of PARD: a draft model that learns to draft from mask tokens (arXiv:2504.18583)."""
+"""The tasks of PARD and PARD-2: a draft model that learns to draft from mask tokens (arXiv:2504.18583, 2605.08632)."""
 
 import dataclasses
 import re
@@ -12,6 +12,9 @@ from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
 from specjax.draft.pard.folder import mask_fields, named_mask
 from specjax.draft.pard.objective import TrainPard
+from specjax.draft.pard2.features import Joined
+from specjax.draft.pard2.folder import joined_fields, write_projection
+from specjax.draft.pard2.objective import TrainPard2
 from specjax.models.embedding import EmbeddingConfig
 from specjax.sharding.distributed import is_first
 from specjax.train.options import TrainOptions
@@ -23,31 +26,70 @@ _SPARE = re.compile(r"[<\[].*(mask|reserved|unused)")
 
 def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """The task of a PARD model that starts from a draft model."""
-    foreign = ("draft_config", "reference", "draft_vocabulary", "start")
-    if given := [name for name in foreign if getattr(options, name) is not None]:
-        raise ValueError(f"--{given[0].replace('_', '-')} is not for pard, which starts from --draft")
-    if options.draft is None:
-        raise ValueError("pard needs --draft, the draft model that it starts from")
-    if target.masked is not None:
-        raise ValueError(f"pard drafts for an autoregressive model, and {target.name} is a diffusion model")
+    draft = started("pard", target, options)
     (fields,) = fields_of(options.drafter, TrainPard)
-    draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
-    if not isinstance(draft.lm, models.LlamaLM):
-        raise ValueError(f"pard trains models of the Llama family, and {draft.name} is a {type(draft.lm).__name__}")
-    mask = chosen_mask(draft, fields.pop("mask", -1))
-    if mask == draft.lm.vocab_size:
-        draft = with_row(draft)
-    check_vocabulary(draft, target, besides=mask)
-    check_length(options, draft.lm)
+    draft, mask = with_mask(draft, target, options, fields.pop("mask", -1))
     objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
-        if is_first():
-            models.save(
-                folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, fields=mask_fields(mask)
-            )
+        written(folder, draft, target, options, params, mask_fields(mask))
 
     return Task(objective, draft.params, target.params, save)
+
+
+def pard2_task(target: Any, options: TrainOptions, read: Read) -> Task:
+    """The task of a PARD-2 model that starts from a draft model, a PARD model or a PARD-2 model."""
+    draft = started("pard2", target, options)
+    fields, joined = fields_of(options.drafter, TrainPard2, Joined)
+    draft, mask = with_mask(draft, target, options, fields.pop("mask", -1))
+    joined = Joined(**joined).of(target.lm.num_layers)
+    objective = TrainPard2(
+        target.lm, fitting(draft, target, mask), mask=mask, joined=joined, **fields, **divergence_of(options)
+    )
+    width = target.lm.config.hidden_size
+    fc = jax.jit(objective.projection, static_argnums=1)(jax.random.key(options.seed), width)
+
+    def save(folder: Path, params: Any) -> None:
+        size = width * len(joined.target_layers)
+        written(folder, draft, target, options, params["lm"], joined_fields(mask, joined, size))
+        if is_first():
+            write_projection(folder, params["fc"], options.save_dtype or draft.dtype)
+
+    return Task(objective, {"lm": draft.params, "fc": fc}, target.params, save)
+
+
+def started(name: str, target: Any, options: TrainOptions) -> Any:
+    """The draft model that training starts from.
+
+    Raises:
+      ValueError: on options or models that do not suit.
+    """
+    foreign = ("draft_config", "reference", "draft_vocabulary", "start")
+    if given := [option for option in foreign if getattr(options, option) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}, which starts from --draft")
+    if options.draft is None:
+        raise ValueError(f"{name} needs --draft, the draft model that it starts from")
+    if target.masked is not None:
+        raise ValueError(f"{name} drafts for an autoregressive model, and {target.name} is a diffusion model")
+    draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
+    if not isinstance(draft.lm, models.LlamaLM):
+        raise ValueError(f"{name} trains models of the Llama family, and {draft.name} is a {type(draft.lm).__name__}")
+    return draft
+
+
+def with_mask(draft: Any, target: Any, options: TrainOptions, asked: int) -> tuple[Any, int]:
+    """The draft model with a row for the mask, and the mask's id; see `chosen_mask`."""
+    mask = chosen_mask(draft, asked)
+    draft = with_row(draft) if mask == draft.lm.vocab_size else draft
+    check_vocabulary(draft, target, besides=mask)
+    check_length(options, draft.lm)
+    return draft, mask
+
+
+def written(folder: Path, draft: Any, target: Any, options: TrainOptions, params: Any, fields: Any) -> None:
+    """Writes a trained draft model with further fields of `config.json`."""
+    if is_first():
+        models.save(folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, fields=fields)
 
 
 def chosen_mask(draft: Any, asked: int = -1) -> int:

@@ -19,7 +19,7 @@ from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedO
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
 from specjax.train.options import TrainOptions
-from specjax.train.pard import pard_task
+from specjax.train.pard import pard2_task, pard_task
 from specjax.train.task import Make, Read, Task, check_length, check_masked, divergence_of, fields_of
 
 
@@ -123,6 +123,7 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
 WHOLE_MODELS: dict[str, Make] = {
     "distill": _distill,
     "pard": pard_task,
+    "pard2": pard2_task,
     "diffusion": _masked("diffusion", MaskedDiffusion),
     "dparallel": _masked("dparallel", CertaintyForcing),
 }

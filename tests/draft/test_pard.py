@@ -216,7 +216,6 @@ def test_what_a_folder_must_say(folders, tmp_path):
     for fields, said in (
         (mask_fields(96), "pard_token is 96, and the table of embeddings has 96 rows"),
         (mask_fields(-1), "pard_token is -1"),
-        (mask_fields(95) | {"spd_type": "pard2"}, "is a model of PARD-2, which reads the target's features"),
     ):
         file.write_text(json.dumps(plain | fields))
         with pytest.raises(ValueError, match=said):

@@ -36,7 +36,7 @@ its parts alone."""
 LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in lines()]
 
 SLOW = (
-    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard",
+    "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp",
     "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade",
     "switch",

@@ -39,6 +39,7 @@ from specjax.draft import (
     NgramMod,
     NoDrafter,
     Pard,
+    Pard2,
     PEagle,
     PromptLookup,
     Rasd,
@@ -157,6 +158,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
+    "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "diffusion_draft": DiffusionDrafter(DRAFT, 95, Chain(3)),
     "diffusion_draft-top_k": DiffusionDrafter(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "diffuspec": DiffuSpec(DRAFT, 95, length=4, least=2, more=2, most=4),
@@ -351,6 +353,7 @@ def store():
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
     **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffusion_draft", "cascade"))},
+    "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "switch": lambda target: (None, draft_model(target)),

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support.conformance import DRAFTERS as LINES
-from support.conformance import drawn
+from support.conformance import drawn, whole_numbers
 from support.shapes import changed
 
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, EXPANDERS
-from specjax.draft import Cascade, Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Rasd, Rest, Switch, Trained
+from specjax.draft import Cascade, Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Pard2, Rasd, Rest, Switch, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -118,6 +118,10 @@ def params_of(drafter: Drafter, lm: LlamaLM, said):
         own = jax.tree.map(jnp.asarray, drawn(made, seed=1))
     elif isinstance(drafter, Rest | Rasd):
         own = (draft, store()) if isinstance(drafter, Rasd) else store()
+    elif isinstance(drafter, Pard2):
+        size = lm.config.hidden_size
+        features = size * len(drafter.bind(lm).joined.target_layers)
+        own = {"lm": draft, "fc": {"kernel": jnp.asarray(whole_numbers((features, size), 5))}}
     elif isinstance(drafter, DiffuSpec):
         own = {"model": draft, "trigrams": None}
     elif isinstance(drafter, Switch):

@@ -14,6 +14,8 @@ from specjax.diffusion import Learn2PD
 from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.draft import Medusa
 from specjax.draft.pard.objective import TrainPard
+from specjax.draft.pard2.features import Joined
+from specjax.draft.pard2.objective import TrainPard2
 from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion
@@ -33,6 +35,7 @@ OTHERS = {
     "distill_chosen": Distill(tiny.TARGET, tiny.DRAFT, keep=0.4),
     "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
     "pard": TrainPard(tiny.TARGET, tiny.DRAFT, mask=31, depths=3),
+    "pard2": TrainPard2(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, joined=Joined((-1, 1)), without=0.5),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
     "learn2pd": LEARN2PD,

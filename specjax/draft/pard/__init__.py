@@ -1,6 +1,7 @@
 """PARD: a draft model that drafts a whole chain in one pass, from mask tokens after the text (arXiv:2504.18583)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from specjax.draft.model import ModelDraft, ModelDrafter
 from specjax.draft.trim import TrimmedLM
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
+
+Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +50,23 @@ class Pard(ModelDrafter):
             raise ValueError(f"mask_id {self.mask_id} is outside the draft model's table of {rows} tokens")
         return super().bind(target)
 
+    def fed(self, params: Any, draft: Any, block: Block, slots: Array) -> Block:
+        """The block with what the model reads beside its tokens: here nothing.
+
+        Args:
+          params: the model's.
+          draft: the state.
+          block: the input.
+          slots: `[B, T]`, the position of each token, and for a mask that of the last token.
+        """
+        return block
+
     def propose(self, params, draft, view, sampler):
         width = view.max_depth + 1
         at = draft.length[:, None] + jnp.arange(width + self.depth - 1)[None]
         text = jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
         block = Block(jnp.where(at < view.length[:, None], text, self.mask_id), at, draft.length)
+        block = self.fed(params["draft"], draft, block, jnp.minimum(at, view.length[:, None] - 1))
         output = self.lm(params["draft"], block, draft.cache, wants=Wants(final=True))
         new = view.length - draft.length
         # the write depends on the read, so that the cache is updated in place; see `ModelDrafter.propose`

@@ -12,15 +12,13 @@ KEY = "pard_token"
 def named_mask(draft: Any) -> int | None:
     """The id of the mask that a loaded draft model's folder names; None if it names none.
 
+    A model of PARD-2 is read like any other: it was also trained without the target's features.
+
     Raises:
-      ModelError: if it is no token of the model, or the model is one of PARD-2.
+      ModelError: if it is no token of the model.
     """
     file = None if draft.path is None else draft.path / "config.json"
     config = read_json(file) if file is not None and file.is_file() else {}
-    if config.get("pard2") or config.get("spd_type") == "pard2":
-        raise ModelError(
-            f"{draft.name!r} is a model of PARD-2, which reads the target's features: these are not served"
-        )
     mask = config.get(KEY)
     if mask is not None and (not is_id(mask) or mask >= draft.lm.vocab_size):
         raise ModelError(f"{file}: {KEY} is {mask!r}, and the table of embeddings has {draft.lm.vocab_size} rows")

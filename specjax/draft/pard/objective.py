@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.kernels.chunks import chunked
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Output, Wants
 from specjax.objectives.base import Batch, Objective, drawn_places, of_target
 from specjax.objectives.losses import CrossEntropy, Loss, acceptance, agreement
-from specjax.objectives.means import MEAN
+from specjax.objectives.means import MEAN, Mean
 from specjax.objectives.teacher import Teacher, of_depth, positions_at_a_time
 from specjax.sharding import shardings
 
@@ -145,31 +145,52 @@ class TrainPard(Objective):
             useful |= jnp.pad(batch.due(steps), ((0, 0), (0, steps)))
         return Layout.drawn(self.kept(length), useful, key)
 
+    def read(self, params: Any, layout: Layout, batch: Batch, output: Output, key: Array) -> Array:
+        """`[B, R, E]`, the draft's features of every row; `output` is the target's for the batch."""
+        return self.draft(params, layout.block(batch, self.mask), None, wants=Wants(final=True)).final
+
+    def model(self, params: Any) -> Any:
+        """The draft model's parameters among those that are trained."""
+        return params
+
+    def numbers(self, dist: Array, q: Array, labels: Array) -> dict[str, Any]:
+        """What the loss needs of each row, from the logits `[B, R, V]` of target and draft, and the text's tokens."""
+        return {"numbers": self.divergence.numbers(dist, q, None, labels)}
+
+    def taken(self, told: dict[str, Any], layout: Layout, batch: Batch, due: Array, mean: Mean) -> tuple[Array, Array]:
+        """The loss, from `numbers` of every row, and the rows' weights `[B, R]`; `due` tells which have a target."""
+        return self.divergence.taken(told["numbers"], due, mean), due
+
     def loss(self, params, target_params, batch, key, mean=MEAN):
         layout = self.layout(batch, key)
-        final = self.draft(params, layout.block(batch, self.mask), None, wants=Wants(final=True)).final
-        output = of_target(self.target, target_params, batch, Wants(final=True))
+        output = of_target(self.target, target_params, batch, self.reads)
+        final = self.read(params, layout, batch, output, key)
         unembed = functools.partial(self.target.unembed, target_params)
         teacher = Teacher(batch, dataclasses.replace(output, topk=None), unembed)
         at, due = layout.targets(batch)
-        told = _compared(teacher, self.divergence, at, final, functools.partial(self.draft.unembed, params))
+        q = functools.partial(self.draft.unembed, self.model(params))
+        told = _compared(teacher, self.numbers, at, final, q)
         metrics = {}
-        loss = self.divergence.taken(told["numbers"], due, mean)
+        loss, weights = self.taken(told, layout, batch, due, mean)
         for depth in range(len(self.kept(batch.tokens.shape[1])) + 1):
             of_depth_due = due & (layout.depth[None] == depth)
             metrics[of_depth("acceptance", depth)] = mean(told["kept"], of_depth_due)
             metrics[f"agreement_{depth + 1}"] = mean(told["agreed"], of_depth_due)
-        return loss, metrics | {"weight": due.sum()}
+        return loss, metrics | {"weight": weights.sum()}
 
 
 def _compared(
-    teacher: Teacher, divergence: Loss, at: Array, final: Array, unembed: Callable[[Array], Array]
+    teacher: Teacher,
+    numbers: Callable[[Array, Array, Array], dict[str, Any]],
+    at: Array,
+    final: Array,
+    unembed: Callable[[Array], Array],
 ) -> dict[str, Any]:
-    """For every row `[B, R]`: the loss's numbers, acceptance and agreement, made for some rows at a time.
+    """For every row `[B, R]`: `numbers`, acceptance and agreement, made for some rows at a time.
 
     Args:
       teacher: of the text.
-      divergence: the loss.
+      numbers: see `TrainPard.numbers`.
       at: `[B, R]`, the slots of the target's distributions.
       final: `[B, R, E]`, the draft's features.
       unembed: from these to logits.
@@ -181,6 +202,6 @@ def _compared(
         dist = teacher.dist(jnp.take_along_axis(teacher.grounds, at[:, :, None], axis=1)).logits
         q = unembed(final)
         kept, agreed = jax.lax.stop_gradient((acceptance(dist, q), agreement(dist, q)))
-        return {"numbers": divergence.numbers(dist, q, None, labels), "kept": kept, "agreed": agreed}
+        return {**numbers(dist, q, labels), "kept": kept, "agreed": agreed}
 
     return chunked(compare, (at, final, labels), positions_at_a_time(teacher.batch))

@@ -66,7 +66,7 @@ VERIFIERS = {
     "reverse": "keeps what is possible", "judge": "has a trained head",
 }  # fmt: skip
 """Lossy ones, with drafts that are looked up."""
-EXACT = (
+OF_MODEL = (
     "rejection",
     "block",
     "multi_step",
@@ -77,8 +77,9 @@ EXACT = (
     "greedy_multi",
     "traversal",
     "best",
+    "kl_judge",
 )
-"""Those that keep the distribution, with drafts of a model."""
+"""Those that keep the distribution or need the draft's, with drafts of a model."""
 SEARCHES = {
     "beam": "the likeliest text", "diverse_beam": "the likeliest texts of groups",
     "stochastic_beam": "texts without replacement", "superposed": "drafts of one pass",
@@ -132,5 +133,5 @@ def cases() -> Iterator[Case]:
         yield Case("command line", f"--drafter prompt_lookup+token_recycling --mesh {mesh}", devices=8)
     for name, meant in VERIFIERS.items():
         yield Case("verifiers", f"prompt_lookup:verifier={name}", meant)
-    for name in EXACT:
+    for name in OF_MODEL:
         yield Case("verifiers", f"draft:model={{draft}},verifier={name}", GREEDY)

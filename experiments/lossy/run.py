@@ -14,7 +14,7 @@ from specjax.evaluate import evaluate
 
 FAMILIES = "math,edit,qa,lists,translate"
 BOTH = ("fly:window=1", "lantern", "lantern:bound=0.3", "lantern:bound=2", "judge", "judge:threshold=0.9", "reflective")
-SAMPLED = ("typical", "ears", "ears:tolerance=1.0")
+SAMPLED = ("typical", "ears", "ears:tolerance=1.0", "kl_judge", "kl_judge:threshold=1.0")
 """At temperature 0 these write greedy text (`tests/test_conformance.py`)."""
 GREEDY = ("fly:window=0",)
 LONG = ("fly", "fly:window=1")

@@ -4,6 +4,7 @@ In the shape descriptions `B` denotes rows, `M` members, `N` tree nodes.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,26 @@ FADE = 0.998
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Watched:
+    """For each look-up a tree that it proposed in this step or an earlier one, while the text follows it.
+
+    Attributes:
+      tokens: `[B, M, N]` int32, -1 where there is no node, and of members that are not watched.
+      parents: `[B, M, N]` int32.
+      depths: `[B, M, N]` int32.
+      reached: `[B, M, N]` bool, nodes whose path the text has followed so far; the root is one.
+      age: `[B, M]` int32, tokens committed since the tree was proposed; 0 if the next step's tree takes its place.
+    """
+
+    tokens: Array
+    parents: Array
+    depths: Array
+    reached: Array
+    age: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Evidence:
     """What members have given so far.
 
@@ -31,8 +52,7 @@ class Evidence:
       all_tokens: `[M]` float32, the same of all rows, ended ones too; they share it. None if each is on its own.
       all_steps: `[M]` float32, or None.
       chosen: `[B]` int32, the member of the current step.
-      offered: tokens, parents and depths `[B, M, N]` int32 of what members propose in the current step, tokens -1 where a
-        member is not watched. None if none is.
+      watched: what look-ups have proposed; None if none is watched.
     """
 
     tokens: Array
@@ -40,7 +60,7 @@ class Evidence:
     all_tokens: Array | None
     all_steps: Array | None
     chosen: Array
-    offered: tuple[Array, Array, Array] | None = None
+    watched: Watched | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +75,17 @@ class Switch(Drafter):
     where T is the sum of all n and N. This is UCBSpec's index (BanditSpec, algorithm 2) with counts that fade, as
     text changes (discounted UCB, arXiv:0805.3415). Ours: rows begin with what all rows have seen, because a
     single text is too short to try every member. Nothing is drawn and no clock is read: the choice depends on the
-    accepted tokens of earlier steps alone.
+    accepted tokens of earlier steps and on what look-ups find.
 
-    Members without parameters (look-ups) draft in every step and are judged in every step: by how far their trees follow
-    the tokens that the row commits, which any member may have proposed. If a tree follows them to their end, one token more is
-    counted, which is the least that the step would have given. So what a member can do is known before it is taken.
+    Members without parameters (look-ups) draft in every step. Their trees are judged by how far the text follows them, any
+    member's tokens included. A tree that the text has followed to its end so far is kept and followed on in the next steps.
+    Until that is settled the look-up's newer trees are not judged. So a long copy counts in full, although other members
+    commit it piece by piece.
+
+    A step with a look-up gives one token more than its tree is deep at most, and its index is bounded by that. A step in which
+    it proposes nothing gives one token for certain, and teaches nothing. So a look-up is taken where it has something to
+    copy, and judged by its worth there. The bound leaves out look-ups that draw, for a choice by drawn tokens would
+    change their distribution.
 
     Other members draft only if a row takes them. Rows begin alike, so they mostly try members together. The target reads
     as many nodes as the largest tree that a row takes. Whatever is learnt from the text, every member learns from every
@@ -117,6 +143,12 @@ class Switch(Drafter):
     def watched(self) -> tuple[bool, ...]:
         """Static: the members that draft in every step."""
         return tuple(self.watch and not member.needs_params for member in self.members)
+
+    @property
+    def bounded(self) -> tuple[bool, ...]:
+        """Static: the watched members whose index is bounded by the tree that they propose."""
+        pairs = zip(self.watched, self.members, strict=True)
+        return tuple(watched and member.children not in DRAWN for watched, member in pairs)
 
     @property
     def nodes(self) -> int:
@@ -187,16 +219,19 @@ class Switch(Drafter):
         none = lambda *shape: jnp.zeros(shape, jnp.float32)
         count = len(self.members)
         shared = (none(count), none(count)) if self.pool else (None, None)
-        nodes = lambda value: jnp.full((batch, count, self.nodes), value, jnp.int32)
-        offered = (nodes(-1), nodes(0), nodes(0)) if any(self.watched) else None
-        seen = Evidence(none(batch, count), none(batch, count), *shared, jnp.zeros((batch,), jnp.int32), offered)
+        whole = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+        nodes = count, self.nodes
+        watched = Watched(whole(*nodes) - 1, whole(*nodes), whole(*nodes), whole(*nodes) > 0, whole(count))
+        watched = watched if any(self.watched) else None
+        seen = Evidence(none(batch, count), none(batch, count), *shared, whole(), watched)
         return seen, self._each("init", params, None, batch, capacity)
 
     def axes(self, draft):
         row: Any = ("batch", None)
         shared: Any = (None,) if self.pool else None
-        offered: Any = (("batch", None, None),) * 3 if any(self.watched) else None
-        own = Evidence(row, row, shared, shared, row[:1], offered)
+        nodes: Any = ("batch", None, None)
+        watched = Watched(nodes, nodes, nodes, nodes, row) if any(self.watched) else None
+        own = Evidence(row, row, shared, shared, row[:1], watched)
         return own, tuple(member.axes(state) for member, state in zip(self.members, draft[1], strict=True))
 
     def param_shardings(self, mesh, params):
@@ -217,34 +252,56 @@ class Switch(Drafter):
         return draft[0], self._each("catch_up", params, draft[1], view)
 
     def propose(self, params, draft, view, sampler):
-        chosen = self.best(draft[0])
-        trees, states = [], []
-        for index, (member, state) in enumerate(zip(self.members, draft[1], strict=True)):
-            own = _own(params, index)
+        draft_by = lambda index: self._draft_by(index, params, view, sampler)
+        made = {index: draft_by(index)(draft[1][index]) for index, watched in enumerate(self.watched) if watched}
+        bound = jnp.stack([self._bound(index, made, view) for index in range(len(self.members))], axis=1)
+        chosen = self.best(draft[0], bound)
+        for index in {*range(len(self.members))} - {*made}:
+            needed, state = jnp.any(view.live & (chosen == index)), draft[1][index]
+            skips = self.members[index].skips
+            made[index] = proposed(needed, draft_by(index), state, view) if skips else draft_by(index)(state)
+        trees, states = zip(*(made[index] for index in range(len(self.members))), strict=True)
+        seen = dataclasses.replace(draft[0], chosen=chosen, watched=self.kept(draft[0].watched, trees))
+        return Proposal(self._taken(trees, chosen), (seen, states))
 
-            def draft_by(state, member=member, own=own):
-                ready = member.catch_up(own, state, view)
-                made = member.propose(own, ready, view, sampler)
-                return made.tree, made.draft
+    def _draft_by(self, index: int, params, view, sampler):
+        """From a member's state to its tree and its new state."""
+        member, own = self.members[index], _own(params, index)
 
-            needed = jnp.any(view.live & (chosen == index))
-            skips = member.skips and not self.watched[index]
-            tree, state = proposed(needed, draft_by, state, view) if skips else draft_by(state)
-            trees.append(tree)
-            states.append(state)
-        seen = dataclasses.replace(draft[0], chosen=chosen, offered=self._offered(trees))
-        return Proposal(self._taken(trees, chosen), (seen, tuple(states)))
+        def draft_by(state):
+            made = member.propose(own, member.catch_up(own, state, view), view, sampler)
+            return made.tree, made.draft
+
+        return draft_by
+
+    def _bound(self, index: int, made: dict[int, tuple[Tree, Any]], view) -> Array:
+        """The most tokens that a step with a member can give `[B]`, as far as its tree is made and says so."""
+        if not self.bounded[index]:
+            return jnp.full(view.length.shape, jnp.inf)
+        tree = made[index][0]
+        return 1.0 + jnp.where(tree.valid, tree.depth, 0).max(axis=1)
 
     def observe(self, params, draft, proposal, output, verdict):
         states = tuple(
             member.observe(_own(params, index), state, dataclasses.replace(proposal, draft=state), output, verdict)
             for index, (member, state) in enumerate(zip(self.members, draft[1], strict=True))
         )
-        followed = self.followed(draft[0], verdict.emitted)
-        return self.learnt(draft[0], verdict.accepted, verdict.committed > 0, followed), states
+        seen, live = draft[0], verdict.committed > 0
+        known = (jnp.arange(len(self.members))[None] == seen.chosen[:, None]) & live[:, None]
+        given = jnp.broadcast_to(1 + verdict.accepted[:, None], known.shape)
+        if seen.watched is not None:
+            watched, tokens, settled = followed(seen.watched, verdict.emitted, verdict.committed)
+            seen, judged = dataclasses.replace(seen, watched=watched), jnp.asarray(self.watched)[None]
+            given, known = jnp.where(judged, tokens, given), jnp.where(judged, settled, known)
+        return self.learnt(seen, given, known, live), states
 
-    def best(self, seen: Evidence) -> Array:
-        """The member that each row takes, `[B]` int32; of equals the first."""
+    def best(self, seen: Evidence, bound: Array) -> Array:
+        """The member that each row takes, `[B]` int32; of equals the first.
+
+        Args:
+          seen: the evidence.
+          bound: `[B, M]` float32, the most tokens that the step can give with each member.
+        """
         few = jnp.float32(1e-6)  # in place of no steps at all
         tokens, tried = seen.tokens, seen.steps
         mean = tokens / jnp.maximum(tried, few)
@@ -254,46 +311,33 @@ class Switch(Drafter):
             mean = tokens + others * seen.all_tokens[None] / jnp.maximum(every, few)
             mean, tried = mean / jnp.maximum(tried + others, few), tried + every
         unknown = jnp.sqrt(jnp.log1p(tried.sum(axis=1, keepdims=True)) / jnp.maximum(tried, few))
-        index = (mean + self.explore * unknown) / jnp.asarray(self.prices, jnp.float32)[None]
-        untried = jnp.where(tried > 0, index, jnp.inf)
-        return jnp.argmax(untried, axis=1).astype(jnp.int32)
+        index = jnp.minimum(jnp.where(tried > 0, mean + self.explore * unknown, jnp.inf), bound)
+        return jnp.argmax(index / jnp.asarray(self.prices, jnp.float32)[None], axis=1).astype(jnp.int32)
 
-    def followed(self, seen: Evidence, emitted: Array) -> Array | None:
-        """How many of the tokens that a row's step gave each member's tree has in a path, `[B, M]` int32. None if no
-        member is watched.
-
-        Args:
-          seen: `offered` has the trees.
-          emitted: `[B, D + 1]` int32, -1 after the last token.
-        """
-        if seen.offered is None:
+    def kept(self, watched: Watched | None, trees: Sequence[Tree]) -> Watched | None:
+        """What is watched from this step on: look-ups' `trees`, where no earlier one is followed still."""
+        if watched is None:
             return None
-        tokens, parents, depths = seen.offered
+        fields = zip(*(self._padded(tree) for tree in trees), strict=True)
+        tokens, parents, depths, valid = (jnp.stack(arrays, axis=1) for arrays in fields)
+        tokens = jnp.where(valid & jnp.asarray(self.watched)[None, :, None], tokens, -1)
+        new = Watched(tokens, parents, depths, depths == 0, watched.age)
+        fresh = watched.age == 0
+        return jax.tree.map(
+            lambda old, new: jnp.where(fresh.reshape(fresh.shape + (1,) * (old.ndim - 2)), new, old), watched, new
+        )
 
-        def deeper(depth, reached):
-            token = jax.lax.dynamic_index_in_dim(emitted, depth - 1, axis=1)[:, None]
-            above = jnp.take_along_axis(reached, jnp.maximum(parents, 0), axis=2)
-            return reached | (above & (depths == depth) & (tokens == token) & (token >= 0))
-
-        begun = depths == 0
-        reached = jax.lax.fori_loop(1, emitted.shape[1] + 1, deeper, begun)
-        return jnp.where(reached, depths, 0).max(axis=2)
-
-    def learnt(self, seen: Evidence, accepted: Array, live: Array, followed: Array | None = None) -> Evidence:
+    def learnt(self, seen: Evidence, given: Array, known: Array, live: Array) -> Evidence:
         """The evidence after one more step.
 
         Args:
-          seen: before it; `chosen` says what each row took.
-          accepted: `[B]` int32, accepted draft tokens.
+          seen: before it.
+          given: `[B, M]` int32, the tokens of a step with each member.
+          known: `[B, M]` bool, of which members that is known.
           live: `[B]` bool; other rows stay as they are.
-          followed: `[B, M]` int32 of the watched members, which no row need have taken.
         """
-        took = (jnp.arange(len(self.members))[None] == seen.chosen[:, None]) & live[:, None]
-        given, known = jnp.broadcast_to(accepted[:, None], took.shape), took
-        if followed is not None:
-            given, known = jnp.where(took, given, followed), took | (live[:, None] & jnp.asarray(self.watched)[None])
         steps = known.astype(jnp.float32)
-        tokens = jnp.where(known, 1.0 + given, 0.0)
+        tokens = jnp.where(known, given, 0.0)
         kept = jnp.where(live, self.decay, 1.0)[:, None]
         fade = FADE ** live.sum()
         shared = lambda old, new: None if old is None else fade * old + new.sum(axis=0)
@@ -305,15 +349,7 @@ class Switch(Drafter):
             all_steps=shared(seen.all_steps, steps),
         )
 
-    def _offered(self, trees: list[Tree]) -> tuple[Array, Array, Array] | None:
-        """What `Evidence.offered` is."""
-        if not any(self.watched):
-            return None
-        fields = [self._padded(tree) for tree in trees]
-        tokens, parents, depths = (jnp.stack(arrays, axis=1) for arrays in list(zip(*fields, strict=True))[:3])
-        return jnp.where(jnp.asarray(self.watched)[None, :, None], tokens, -1), parents, depths
-
-    def _taken(self, trees: list[Tree], chosen: Array) -> Tree:
+    def _taken(self, trees: Sequence[Tree], chosen: Array) -> Tree:
         """Each row's tree of the member that it takes, in as many nodes as the largest has."""
         topology = Topology.chain(self.nodes - 1) if self.is_chain else None
         fields = [self._padded(tree) for tree in trees]
@@ -348,6 +384,32 @@ class Switch(Drafter):
             own = () if states is None else (states[index],)
             found.append(getattr(member, method)(_own(params, index), *own, *args))
         return tuple(found)
+
+
+def followed(watched: Watched, emitted: Array, committed: Array) -> tuple[Watched, Array, Array]:
+    """What is watched after the text went on, and what that settled.
+
+    Args:
+      watched: before.
+      emitted: `[B, D + 1]` int32, each row's new tokens, -1 after the last.
+      committed: `[B]` int32, their number; 0 in rows that have ended.
+
+    Returns:
+      The trees, some of them with age 0; the tokens that a step with each would have given `[B, M]` int32; and where that is
+      known since now `[B, M]` bool. It never is of a tree without nodes.
+    """
+
+    def deeper(turn, reached):
+        token = jax.lax.dynamic_index_in_dim(emitted, turn, axis=1)[:, None]
+        above = jnp.take_along_axis(reached, jnp.maximum(watched.parents, 0), axis=2)
+        here = watched.depths == watched.age[:, :, None] + 1 + turn
+        return reached | (above & here & (watched.tokens == token) & (token >= 0))
+
+    reached = jax.lax.fori_loop(0, emitted.shape[1], deeper, watched.reached)
+    deepest, age = jnp.where(reached, watched.depths, 0).max(axis=2), watched.age + committed[:, None]
+    follows = deepest >= age
+    settled = ~follows & (committed > 0)[:, None] & jnp.any(watched.tokens[:, :, 1:] >= 0, axis=2)
+    return dataclasses.replace(watched, reached=reached, age=jnp.where(follows, age, 0)), 1 + deepest, settled
 
 
 def _own(params, index):

@@ -22,14 +22,15 @@ from specjax.draft import (
     NoDrafter,
     Online,
     PromptLookup,
+    Stand,
     Suffix,
     Switch,
     TokenRecycling,
     adaptive,
     fuse,
 )
-from specjax.draft.base import Proposal
-from specjax.draft.switch import FADE
+from specjax.draft.base import Proposal, View
+from specjax.draft.switch import FADE, followed
 from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
 from specjax.prompts import Prompts
@@ -85,16 +86,21 @@ def test_choices_are_those_of_a_bandit_in_plain_python(fields):
     switch = Switch((NoDrafter(), PromptLookup(), PromptLookup(length=4)), **fields)
     oracle, seen = Bandit(switch), switch.init({"draft": None}, ROWS, 8)[0]
     best, learnt, took = jax.jit(switch.best), jax.jit(switch.learnt), []
+    none = jnp.full((ROWS, 3), jnp.inf)
     ages = [0] * ROWS
     for step in range(STEPS):
         live = [row != 2 or step < 20 for row in range(ROWS)]
         choices = [oracle.choice(row, ages[row]) for row in range(ROWS)]
-        got = np.asarray(best(seen)).tolist()
+        got = np.asarray(best(seen, none)).tolist()
         assert [x for x, on in zip(got, live, strict=True) if on] == [
             x for x, on in zip(choices, live, strict=True) if on
         ]
         gains = [accepted(step, row, got[row]) for row in range(ROWS)]
-        seen = learnt(dataclasses.replace(seen, chosen=jnp.asarray(got)), jnp.asarray(gains), jnp.asarray(live))
+        tokens, known = (
+            np.ones((ROWS, 1), int) + np.asarray(gains)[:, None],
+            np.arange(3)[None] == np.asarray(got)[:, None],
+        )
+        seen = learnt(seen, np.repeat(tokens, 3, axis=1), known & np.asarray(live)[:, None], np.asarray(live))
         oracle.clock += sum(live)
         for row in range(ROWS):
             if live[row]:
@@ -155,29 +161,60 @@ def test_a_member_that_no_row_takes_does_not_draft():
     np.testing.assert_array_equal(text, run(NoDrafter())[0])
 
 
-def test_a_tree_follows_what_a_step_gave():
-    """The nodes of a path, counted by hand: no tree, a chain that ends too early, a chain that errs, a tree's second branch."""
-    switch = Switch(
-        (NoDrafter(), PromptLookup(length=4), PromptLookup(length=4), TokenRecycling(k=4, tree="2 | 1 1"))
-    ).bind(LM)
-    chain = Topology.chain(4)
-    tokens = lambda *values: jnp.asarray([values], jnp.int32)
-    of = lambda shape, values: Tree.of(shape, tokens(*values), tokens(*values) >= 0)
-    tree = Topology((-1, 0, 0, 1, 2), (0, 0, 1, 0, 0))
-    trees = [
-        of(Topology.chain(0), (9,)),
-        of(chain, (9, 1, 2, 3, -1)),
-        of(chain, (9, 1, 5, 3, 4)),
-        of(tree, (9, 7, 1, 2, 2)),
-    ]
-    seen = dataclasses.replace(switch.init({"draft": None}, 1, 8)[0], offered=switch._offered(trees))
-    assert switch.followed(seen, tokens(1, 2, 3, 4, 6)).tolist() == [[0, 3, 1, 2]]
-    assert switch.followed(seen, tokens(1, 2, -1, -1, -1)).tolist() == [[0, 2, 1, 2]]
-    assert switch.followed(seen, tokens(-1, -1, -1, -1, -1)).tolist() == [[0, 0, 0, 0]]
-    after = switch.learnt(
-        dataclasses.replace(seen, chosen=tokens(1)[0]), tokens(3)[0], jnp.asarray([True]), tokens(0, 3, 1, 2)
-    )
-    assert after.tokens.tolist() == [[1, 4, 2, 3]] and after.steps.tolist() == [[1, 1, 1, 1]]
+FOUR = NoDrafter(), PromptLookup(length=4), PromptLookup(length=4), TokenRecycling(k=4, tree="2 | 1 1")
+
+
+def rows(*values):
+    return jnp.asarray(values, jnp.int32)
+
+
+def four(*nodes):
+    """Trees of `FOUR`: no tree, two chains, two branches."""
+    shapes = Topology.chain(0), Topology.chain(4), Topology.chain(4), Topology((-1, 0, 0, 1, 2), (0, 0, 1, 0, 0))
+    return [Tree.of(shape, rows(own), rows(own) >= 0) for shape, own in zip(shapes, nodes, strict=True)]
+
+
+def test_a_tree_is_followed_until_the_text_leaves_it():
+    """By hand: no tree, a chain that ends, a chain that errs, a tree's second branch; in pieces as all at once."""
+    switch = Switch(FOUR).bind(LM)
+    empty, step = switch.init({"draft": None}, 1, 8)[0].watched, jax.jit(followed)
+    trees = four((9,), (9, 1, 2, 3, -1), (9, 1, 5, 3, 4), (9, 7, 1, 2, 2))
+    begun = switch.kept(empty, trees)
+    after, given, known = step(begun, rows((1, 2, 3, 4, 6)), rows(5))
+    assert given.tolist() == [[1, 4, 2, 3]] and known.tolist() == [[False, True, True, True]]
+    assert after.age.tolist() == [[0, 0, 0, 0]]
+
+    after, given, known = step(begun, rows((1, 2, -1, -1, -1)), rows(2))
+    assert (given[0, 2], known.tolist()) == (2, [[False, False, True, False]])  # two follow it still
+    assert after.age.tolist() == [[0, 2, 0, 2]]
+    still, given, known = step(after, rows((-1, -1, -1, -1, -1)), rows(0))  # an ended row
+    assert still.age.tolist() == after.age.tolist() and not known.any()
+    newer = switch.kept(after, four((2,), (2, 3, -1, -1, -1), (2, 3, 1, 1, 1), (2, 1, 3, 1, 1)))
+    assert newer.tokens[0, :, 1].tolist() == [-1, 1, 3, 7]  # a tree that is followed still stays
+    after, given, known = step(newer, rows((3, 1, 4, -1, -1)), rows(3))
+    assert given.tolist() == [[1, 4, 3, 3]] and known.tolist() == [[False, True, True, True]]
+
+
+def test_a_look_up_is_bounded_by_its_tree():
+    """A look-up that has given most is left out where it proposes too little, and one never tried where it proposes nothing."""
+    switch = Switch(FOUR, explore=0.0).bind(LM)
+    seen = switch.init({"draft": None}, 1, 8)[0]
+    tokens, known = rows((1, 9, 3, 2)), jnp.asarray([[False, True, True, True]])
+    seen = switch.learnt(seen, tokens, known, jnp.asarray([True]))
+    for bound, best in ((1, 5, 5, 3), 1), ((1, 2, 5, 3), 2), ((1, 1, 1, 3), 3), ((1, 1, 1, 1), 0):
+        assert switch.best(seen, rows(bound) * 1.0).tolist() == [best], bound
+    trees = four((9,), (9, 1, 2, -1, -1), (9, -1, -1, -1, -1), (9, 7, 1, -1, -1))
+    made = {index: (tree, None) for index, tree in enumerate(trees)}
+    view = View(rows((1, 9)), rows(2), jnp.asarray([True]), None, 4)
+    assert [switch._bound(index, made, view).tolist() for index in range(4)] == [[1], [3], [1], [2]]
+
+
+def test_a_choice_reads_no_drawn_trees():
+    model = ModelDrafter(LM, Chain(2))
+    switch = Switch((Stand(), PromptLookup(), model))
+    assert (switch.watched, switch.bounded) == ((True, True, False), (False, True, False))
+    assert Switch((Stand(), PromptLookup(), model), watch=False).bounded == (False,) * 3
+    assert switch._bound(0, {}, View(rows((1, 9)), rows(2), jnp.asarray([True]), None, 4)).tolist() == [math.inf]
 
 
 @pytest.mark.slow

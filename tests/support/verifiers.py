@@ -8,7 +8,12 @@ from specjax.assembly.registry import EXPANDERS, VERIFIERS, tree_of
 from specjax.expand import Expander
 from specjax.verify import Verifier
 
-FIELDS = {"fly": {"window": 1}, "lantern": {"neighbours": 1}, "reflective": {"prompt": (1, 2, 3)}}
+FIELDS = {
+    "fly": {"window": 1},
+    "lantern": {"neighbours": 1},
+    "kl_judge": {"threshold": 5.0},
+    "reflective": {"prompt": (1, 2, 3)},
+}
 """What fits a vocabulary of four tokens and short trees, where a verifier's defaults do not."""
 
 

@@ -15,6 +15,7 @@ from specjax.draft.rest import Rest as Rest
 from specjax.draft.jacobi import Jacobi as Jacobi
 from specjax.draft.model import ModelDrafter as ModelDrafter
 from specjax.draft.pard import Pard as Pard
+from specjax.draft.gad import Gad as Gad
 from specjax.draft.diffusion_draft import DiffusionDrafter as DiffusionDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
 from specjax.draft.medusa import Medusa as Medusa

@@ -34,7 +34,7 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
     if not isinstance(draft.lm, models.LlamaLM):
         raise ValueError(f"pard trains models of the Llama family, and {draft.name} is a {type(draft.lm).__name__}")
-    mask = chosen_mask(draft, fields.pop("mask", -1))
+    mask = chosen_mask(draft, fields.pop("mask", -1), named_mask(draft), "pard")
     if mask == draft.lm.vocab_size:
         draft = with_row(draft)
     check_vocabulary(draft, target, besides=mask)
@@ -50,21 +50,23 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     return Task(objective, draft.params, target.params, save)
 
 
-def chosen_mask(draft: Any, asked: int = -1) -> int:
-    """The id of the mask for a draft model: as asked for, or as its folder says, or one that no text has.
+def chosen_mask(draft: Any, asked: int, named: int | None, what: str) -> int:
+    """The id of the mask for a draft model: as asked for, or as its folder `named` it, or one that no text has.
 
     The last is the first row without a token, or the last token that is called mask, reserved or unused. The id after
     the last row, `vocab_size`, stands for a row that is still to be added.
+
+    `what` is the method's name in the error.
 
     Raises:
       ValueError: for an id that the model cannot have.
     """
     size = draft.lm.vocab_size
     if not -1 <= asked <= size:
-        raise ValueError(f"pard: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
+        raise ValueError(f"{what}: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
     if asked >= 0:
         return asked
-    if (named := named_mask(draft)) is not None:
+    if named is not None:
         return named
     tokens = {} if draft.tokenizer is None else draft.tokenizer.get_vocab()
     if tokens and (free := sorted({*range(size)} - {*tokens.values()})):

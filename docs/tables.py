@@ -42,6 +42,7 @@ PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
     "masked_draft": "such a model, trained with masks",
+    "block_draft": "such a model, and a target with an encoder",
     "diffusion_model": "a diffusion model of the same vocabulary",
     "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",

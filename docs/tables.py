@@ -43,6 +43,7 @@ NEEDS = {
     "model": "a model of the same vocabulary",
     "masked_draft": "such a model, trained with masks",
     "fed_draft": "such a model, trained with masks and features",
+    "block_draft": "such a model, and a target with an encoder",
     "diffusion_model": "a diffusion model of the same vocabulary",
     "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",

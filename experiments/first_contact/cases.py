@@ -62,6 +62,7 @@ DRAFTERS = (
 )  # fmt: skip
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
+    "gad_plus": "keeps likely tokens",
     "lantern": "keeps near tokens", "reflective": "asks the model about the draft",
     "reverse": "keeps what is possible", "judge": "has a trained head",
 }  # fmt: skip

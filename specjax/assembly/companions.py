@@ -13,6 +13,7 @@ from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
+from specjax.lm import check_both_encode
 from specjax.models import DEFAULT_MODEL
 from specjax.sharding.rules import replicated
 
@@ -277,6 +278,17 @@ def _fed_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return _of_masks(stored, draft, target, joined=joined), {"lm": draft.params, "fc": fc}
 
 
+def _block_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.draft.gad.folder import read_mask
+
+    draft = draft_model(stored.found(target), target, mesh)
+    check_both_encode(draft.lm, target.lm, f"the block drafter {draft.name!r}")
+    mask = read_mask(draft)
+    drafter = stored.kind(fitting(draft, target, mask), mask, **stored.fields).bind(target.lm)
+    check_vocabulary(draft, target, besides=mask)
+    return drafter, draft.params
+
+
 def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     draft = companion(stored.found(target), target, mesh)
     if draft.masked is None:
@@ -438,6 +450,12 @@ LOADERS: dict[str, Loader] = {
         f"{_TARGET}-pard2",
         what="PARD-2 model",
         how="`specjax train pard2` makes one of a draft model",
+    ),
+    "block_draft": Loader(
+        _block_draft,
+        f"{_TARGET}-gad",
+        what="block drafter",
+        how="`specjax train gad` makes one for a target with an encoder",
     ),
     "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion", **_DIFFUSION),
     "diffusion_and_trigrams": Loader(

@@ -16,6 +16,7 @@ from specjax.draft.jacobi import Jacobi as Jacobi
 from specjax.draft.model import ModelDrafter as ModelDrafter
 from specjax.draft.pard import Pard as Pard
 from specjax.draft.pard2 import Pard2 as Pard2
+from specjax.draft.gad import Gad as Gad
 from specjax.draft.diffusion_draft import DiffusionDrafter as DiffusionDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
 from specjax.draft.medusa import Medusa as Medusa

@@ -140,6 +140,9 @@ class Objective(abc.ABC):
     labelled: ClassVar[bool] = False
     """Whether its rows say which tokens are wrong (`Batch.wrong`)."""
 
+    sourced: ClassVar[bool] = False
+    """Whether it trains for a target with an encoder: a row is a source, its prompt, and then one whole text."""
+
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written with the parameters and read back with them."""
 

@@ -31,7 +31,7 @@ from specjax.train import data, prompts
 from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
 from specjax.train.options import CaptureOptions, TrainOptions
 from specjax.train.several import check as check_several
-from specjax.train.task import check_reads_text
+from specjax.train.task import check_encoder
 from specjax.train.trainable import heads as trained_heads
 
 Array = jax.Array
@@ -121,7 +121,7 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
         adapter=options.adapter,
         weights=options.weights,
     )
-    check_reads_text(target)
+    check_encoder(target, False, name)
     if options.length > target.max_length:
         raise ValueError(
             f"--length {options.length} is more than the {target.max_length} positions that {target.name} was made for"

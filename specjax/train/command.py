@@ -26,7 +26,7 @@ from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
 from specjax.train.options import TrainOptions, length_of
 from specjax.train.several import check as check_several
-from specjax.train.task import Task, check_reads_text
+from specjax.train.task import Task, check_encoder
 from specjax.train.trainable import trainable
 from specjax.viz.files import check_plot
 
@@ -154,13 +154,13 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         weights=options.weights,
         layers=options.features is None or starts_from_layers,
     )
-    check_reads_text(target)
+    check_encoder(target, getattr(known[name], "sourced", False), name)
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
-    task = known[name](target, options, functools.partial(read, True, False))
+    task = known[name](target, options, functools.partial(read, True, False, False))
     settings = as_published(settings, options, task.objective.recipe)
     settings = dataclasses.replace(settings, compute_dtype=_compute_dtype(options.compute_dtype, name, task.objective))
-    kind = (task.objective.packed, task.objective.labelled)
+    kind = (task.objective.packed, task.objective.labelled, task.objective.sourced)
     rows, others = read(*kind), _others(options, target, *kind)
     if options.features is not None:
         rows, others = (None if found is None else found.reading(name, task.objective) for found in (rows, others))
@@ -203,21 +203,22 @@ def _check_length(options: TrainOptions, target: Any) -> None:
         )
 
 
-def _rows(options: TrainOptions, target: Any, packed: bool, labelled: bool) -> Any:
+def _rows(options: TrainOptions, target: Any, packed: bool, labelled: bool, sourced: bool) -> Any:
     """The rows to train on. Text is tokenised once and kept in the run's folder."""
     if options.features is not None:
         return Features.open(Path(options.features), target)
     folder = Path(options.output) / "training"
     files = prompts.written(options, target, folder)
-    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows", labelled)
+    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows", labelled, sourced)
 
 
-def _others(options: TrainOptions, target: Any, packed: bool, labelled: bool) -> Any:
+def _others(options: TrainOptions, target: Any, packed: bool, labelled: bool, sourced: bool) -> Any:
     """The held-out rows; None: nothing is held out."""
     if not options.held_out:
         return None
     if options.features is None:
-        return data.read_rows(options.held_out, target, length_of(options), options.seed, packed, labelled=labelled)
+        kind = {"packed": packed, "labelled": labelled, "sourced": sourced}
+        return data.read_rows(options.held_out, target, length_of(options), options.seed, **kind)
     if len(options.held_out) > 1:
         raise ValueError("--held-out takes one captured folder with --features")
     return Features.open(Path(options.held_out[0]), target)

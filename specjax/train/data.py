@@ -13,6 +13,8 @@ Labelled lines, for what learns which tokens are right, are of the second kind. 
 have `wrong`: the first wrong words as the completion has them, or `[begin, end]`, in tokens of ids where the line has
 ids, or in characters of its text. Tokens before it are right, those in it are wrong, and those after it are not labelled.
 
+For a target with an encoder, lines are of the second kind too: the prompt is the source, which its encoder reads.
+
 A prompt may be text, token ids or messages. If the last message is the assistant's, the completion continues it. Files
 of other types are read as one text.
 """
@@ -21,7 +23,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ import jax
 import numpy as np
 
 from specjax.models.messages import checked, render
-from specjax.models.text import encode_text
+from specjax.models.text import encode_text, source_of
 from specjax.sharding.rows import own_rows
 from specjax.train import row_files
 from specjax.train.packing import DUE, READ, WRONG, Make, Packed, Piece, Pieces, cut
@@ -131,6 +133,7 @@ def read_rows(
     packed: bool = True,
     folder: Path | None = None,
     labelled: bool = False,
+    sourced: bool = False,
 ) -> Rows:
     """Reads and tokenises training files, line by line.
 
@@ -146,6 +149,7 @@ def read_rows(
       packed: whether a row may hold several documents.
       folder: keeps the rows in files, and reuses files that were made of the same text; None: rows are in memory.
       labelled: whether lines say which tokens are wrong, see the module.
+      sourced: whether prompts are sources; a row is then one of them and its whole completion.
 
     Raises:
       ValueError: on a missing or empty file, or a file without a usable line; says which and why.
@@ -154,28 +158,29 @@ def read_rows(
 
     def tokenised(scratch: Path | None, make: Make) -> Rows:
         with Pieces(scratch) as pieces:
-            return _tokenised(paths, files, pieces, model, length, seed, packed, labelled, make)
+            return _tokenised(paths, files, pieces, model, length, seed, packed, labelled, sourced, make)
 
     if folder is None:
         return tokenised(None, lambda name, shape, dtype: np.zeros(shape, dtype))
-    of = row_files.made_of(files, model, length, seed, packed, labelled)
+    of = row_files.made_of(files, model, length, seed, packed, labelled, sourced)
     kept = row_files.kept(folder, of)
     return Rows(**(kept or row_files.written(folder, of, lambda scratch, make: tokenised(scratch, make).skipped)))
 
 
 def _tokenised(
     paths: Sequence[str | Path], files: list[Path], pieces: Pieces, model: Any, length: int, seed: int, packed: bool,
-    labelled: bool, make: Make,
+    labelled: bool, sourced: bool, make: Make,
 ) -> Rows:  # fmt: skip
     skipped: list[str] = []
     for file in files:
         usable = 0
         first = None
-        for where, read in _items(file, model, labelled):
+        for where, read in _items(file, _sourced if sourced else _labelled if labelled else _line, model):
             try:
                 documents = read()
                 for ids, mask in documents:
                     _check(ids, mask, model)
+                    _check_whole(ids, length, sourced)
             except ValueError as error:
                 first = first or f"{where}{error}"
                 skipped.append(f"{file}: {where}{error}")
@@ -213,11 +218,11 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _items(file: Path, model: Any, labelled: bool) -> Iterator[tuple[str, Any]]:
+def _items(file: Path, line_of: Callable[[bytes, Any], list[Piece]], model: Any) -> Iterator[tuple[str, Any]]:
     """For every line (or the whole text): its place, and a function that reads it to documents."""
-    if labelled and file.suffix != ".jsonl":
-        raise ValueError(f"{file}: labels stand in the lines of a .jsonl file")
-    line_of = _labelled if labelled else _line
+    if line_of is not _line and file.suffix != ".jsonl":
+        what = "labels" if line_of is _labelled else "sources"
+        raise ValueError(f"{file}: {what} stand in the lines of a .jsonl file")
     try:
         with file.open("rb") as stored:
             if file.suffix != ".jsonl":
@@ -266,6 +271,17 @@ def _completion(content: dict[str, Any], model: Any) -> tuple[list[int], list[in
     if answer is None:
         raise ValueError("it has a prompt and no completion")
     return _ids(answer, model, special=False), list(model.eos_ids[:1]) if "completion" in content else []
+
+
+def _sourced(line: bytes, model: Any) -> list[Piece]:
+    content = _content(line)
+    if "prompt" not in content:
+        raise ValueError(f"it needs prompt and completion: the encoder of {model.name} reads the prompt")
+    source = list(source_of(model, content["prompt"]))
+    if not source:
+        raise ValueError("empty prompt")
+    completion, end = _completion(content, model)
+    return [(source + completion + end, [READ] * len(source) + [DUE] * len(completion + end))]
 
 
 def _labelled(line: bytes, model: Any) -> list[Piece]:
@@ -355,6 +371,11 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
             mask += [DUE if trained else READ] * len(part)
         before = answer
     return documents
+
+
+def _check_whole(ids: list[int], length: int, sourced: bool) -> None:
+    if sourced and len(ids) > length:
+        raise ValueError(f"prompt and completion have {len(ids)} tokens, and rows have {length}: raise --length")
 
 
 def _check(ids: list[int], mask: list[int], model: Any) -> None:

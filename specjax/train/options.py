@@ -44,7 +44,9 @@ class TrainOptions(HostOptions):
         dataclasses.MISSING, "where to write the parameters, with `training/` beside them", metavar="FOLDER"
     )
     draft: str | None = option(
-        None, "distill, pard, pard2: the small model to start from; acceptance: the model that drafts", metavar="MODEL"
+        None,
+        "distill, pard, pard2, gad: the model to start from; acceptance: the model that drafts",
+        metavar="MODEL",
     )
     draft_config: str | None = option(
         None, "distill: the config.json of a small model to train from scratch", metavar="FILE"

@@ -28,7 +28,7 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """The task of a PARD model that starts from a draft model."""
     draft = started("pard", target, options)
     (fields,) = fields_of(options.drafter, TrainPard)
-    draft, mask = with_mask(draft, target, options, fields.pop("mask", -1))
+    draft, mask = with_mask("pard", draft, target, options, fields.pop("mask", -1))
     objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
@@ -41,7 +41,7 @@ def pard2_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """The task of a PARD-2 model that starts from a draft model, a PARD model or a PARD-2 model."""
     draft = started("pard2", target, options)
     fields, joined = fields_of(options.drafter, TrainPard2, Joined)
-    draft, mask = with_mask(draft, target, options, fields.pop("mask", -1))
+    draft, mask = with_mask("pard2", draft, target, options, fields.pop("mask", -1))
     joined = Joined(**joined).of(target.lm.num_layers)
     objective = TrainPard2(
         target.lm, fitting(draft, target, mask), mask=mask, joined=joined, **fields, **divergence_of(options)
@@ -77,9 +77,9 @@ def started(name: str, target: Any, options: TrainOptions) -> Any:
     return draft
 
 
-def with_mask(draft: Any, target: Any, options: TrainOptions, asked: int) -> tuple[Any, int]:
+def with_mask(name: str, draft: Any, target: Any, options: TrainOptions, asked: int) -> tuple[Any, int]:
     """The draft model with a row for the mask, and the mask's id; see `chosen_mask`."""
-    mask = chosen_mask(draft, asked)
+    mask = chosen_mask(draft, asked, named_mask(draft), name)
     draft = with_row(draft) if mask == draft.lm.vocab_size else draft
     check_vocabulary(draft, target, besides=mask)
     check_length(options, draft.lm)
@@ -92,21 +92,23 @@ def written(folder: Path, draft: Any, target: Any, options: TrainOptions, params
         models.save(folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, fields=fields)
 
 
-def chosen_mask(draft: Any, asked: int = -1) -> int:
-    """The id of the mask for a draft model: as asked for, or as its folder says, or one that no text has.
+def chosen_mask(draft: Any, asked: int, named: int | None, what: str) -> int:
+    """The id of the mask for a draft model: as asked for, or as its folder `named` it, or one that no text has.
 
     The last is the first row without a token, or the last token that is called mask, reserved or unused. The id after
     the last row, `vocab_size`, stands for a row that is still to be added.
+
+    `what` is the method's name in the error.
 
     Raises:
       ValueError: for an id that the model cannot have.
     """
     size = draft.lm.vocab_size
     if not -1 <= asked <= size:
-        raise ValueError(f"pard: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
+        raise ValueError(f"{what}: mask {asked} is outside the {size} tokens of {draft.name!r}; {size} adds one")
     if asked >= 0:
         return asked
-    if (named := named_mask(draft)) is not None:
+    if named is not None:
         return named
     tokens = {} if draft.tokenizer is None else draft.tokenizer.get_vocab()
     if tokens and (free := sorted({*range(size)} - {*tokens.values()})):

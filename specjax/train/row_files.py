@@ -27,10 +27,16 @@ Fields = dict[str, Any]
 
 
 def made_of(
-    files: Sequence[Path], model: Any, length: int, seed: int, packed: bool, labelled: bool = False
+    files: Sequence[Path],
+    model: Any,
+    length: int,
+    seed: int,
+    packed: bool,
+    labelled: bool = False,
+    sourced: bool = False,
 ) -> dict[str, Any]:
     """The inputs on which rows depend, as JSON: the content of files, the tokenizer, packing, and whether there are
-    labels.
+    labels or sources.
     """
     return {
         "files": [[file.suffix, _hash(file)] for file in files],  # without folders, which may differ between processes
@@ -39,6 +45,7 @@ def made_of(
         "seed": seed,
         "packed": packed,
         **({"labelled": True} if labelled else {}),
+        **({"sourced": True} if sourced else {}),
     }
 
 

@@ -90,11 +90,15 @@ def check_length(options: TrainOptions, lm: Any) -> None:
         raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
 
 
-def check_reads_text(target: Any) -> None:
-    """Raises ValueError for a target with an encoder: rows of training data are texts, without sources."""
-    if encodes(target.lm):
+def check_encoder(target: Any, sourced: bool, name: str) -> None:
+    """Raises ValueError if only one of a target and a method's data has sources; `sourced` says whether the data has."""
+    if encodes(target.lm) and not sourced:
         raise ValueError(
-            f"rows of training data have no sources for the encoder of {target.name}: choose another target"
+            f"rows of training data have no sources for the encoder of {target.name}: choose another target, or train gad"
+        )
+    if sourced and not encodes(target.lm):
+        raise ValueError(
+            f"{name} drafts for a target with an encoder, and {target.name} has none: choose another target"
         )
 
 

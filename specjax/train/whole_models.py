@@ -18,6 +18,7 @@ from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
+from specjax.train.gad import GadTask
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
 from specjax.train.task import Make, Read, Task, check_length, check_masked, divergence_of, fields_of
@@ -124,6 +125,7 @@ WHOLE_MODELS: dict[str, Make] = {
     "distill": _distill,
     "pard": pard_task,
     "pard2": pard2_task,
+    "gad": GadTask(),
     "diffusion": _masked("diffusion", MaskedDiffusion),
     "dparallel": _masked("dparallel", CertaintyForcing),
 }

@@ -17,6 +17,7 @@ from specjax.verify.traversal import Traversal as Traversal
 from specjax.verify.best import Best as Best
 from specjax.verify.typical import Typical as Typical
 from specjax.verify.fly import Fly as Fly
+from specjax.verify.gad_plus import GadPlus as GadPlus
 from specjax.verify.ears import Ears as Ears
 from specjax.verify.lenient import Lenient as Lenient
 from specjax.verify.lantern import Lantern as Lantern

@@ -27,6 +27,7 @@ from specjax.draft import (
     Eagle,
     Eagle3,
     Forced,
+    Gad,
     Gemma4Assistant,
     Goodput,
     Hydra,
@@ -84,6 +85,7 @@ from specjax.verify import (
     Coupled,
     Ears,
     Fly,
+    GadPlus,
     GreedyMulti,
     Judge,
     KLJudge,
@@ -160,6 +162,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
+    "gad": Gad(DRAFT, 95, Chain(3), recent=4),
     "diffusion_draft": DiffusionDrafter(DRAFT, 95, Chain(3)),
     "diffusion_draft-top_k": DiffusionDrafter(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "diffuspec": DiffuSpec(DRAFT, 95, length=4, least=2, more=2, most=4),
@@ -253,15 +256,16 @@ ON_MODELS: dict[str, Drafter] = {
     "draft@latent": ModelDrafter(MODELS["latent"], TopK(k=2, depth=2, nodes=5)),
     **{f"{name}@encoder": DRAFTERS[name] for name in ("prompt_lookup", "token_recycling", "medusa", "swift")},
     "draft@encoder": ModelDrafter(MODELS["encoder"], Static(((0,), (1,), (0, 0)))),
+    "gad@encoder": Gad(MODELS["encoder"], 95, Chain(3), recent=4),
 }
-"""The same properties over other models, five drafters of different kinds each."""
+"""The same properties over other models, five or six drafters of different kinds each."""
 
 SLOW = (
     "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks", "eagle3-top_k@sinks",
     "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared", "draft@shared", "medusa@experts",
     "gemma4_assistant@shared", "prompt_lookup@latent", "token_recycling@latent", "swift@latent", "draft@latent",
     "mtp@latent", "prompt_lookup@encoder", "token_recycling@encoder", "medusa@encoder", "swift@encoder",
-    "draft@encoder",
+    "draft@encoder", "gad@encoder",
 )  # fmt: skip
 """Lines over other models that are in the slow set. `guarantees/test_drafters.py` has every drafter, over a smaller target."""
 
@@ -277,6 +281,7 @@ VERIFIERS: dict[str, Verifier] = {
     "greedy_multi": GreedyMulti(),
     "typical": Typical(),
     "fly": Fly(window=1),
+    "gad_plus": GadPlus(),
     "ears": Ears(),
     "lenient": Lenient(),
     "lantern": Lantern(),
@@ -354,7 +359,11 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "diffusion_draft", "cascade"))},
+    **{
+        name: draft_model
+        for name in DRAFTERS
+        if name.startswith(("draft", "pard", "gad", "diffusion_draft", "cascade"))
+    },
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
@@ -415,7 +424,7 @@ def params(name: str = "draft-chain"):
         made = drafter.bind(MODELS.get(model, TARGET)).init_params(jax.random.key(8), target)
         draft = jax.tree.map(jnp.asarray, drawn(made, seed=1))
     elif model:
-        draft = noisy(target) if isinstance(drafter, ModelDrafter) else None
+        draft = noisy(target) if isinstance(drafter, ModelDrafter | Gad) else None
     else:
         draft = PARAMS.get(name, lambda target: None)(target)
     return {"target": target, "draft": draft}

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from specjax.constrain.merging import MEANINGLESS
-from specjax.constrain.schema import FORMATS, KNOWN, OF_TYPE
+from specjax.constrain.texts import FORMATS
+from specjax.constrain.words import KNOWN, OF_TYPE
 
 GUARANTEES = {
     "every text": "every text is in the language, and a limit too short for that is an error before the work",
@@ -47,7 +47,7 @@ class Kind:
 
 
 _WORDS = [word for words in OF_TYPE.values() for word in words]
-_OTHERS = sorted(KNOWN - {*_WORDS} - MEANINGLESS - {"type"})
+_OTHERS = sorted(KNOWN - {*_WORDS} - {"type"})
 KINDS = {
     "json": Kind(
         "a JSON value that is valid under a JSON Schema", ("json:FILE", "json:{...}"), ('{"json": {...}}',), (dict,), "device",

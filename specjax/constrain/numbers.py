@@ -19,6 +19,30 @@ def integers(low: float | None, high: float | None) -> str | None:
     return "|".join(parts)
 
 
+MOST_LISTED = 1000
+"""Multiples that are written out."""
+
+
+def multiples(step: int, low: int | None, high: int | None) -> str | None:
+    """The multiples of an integer between two bounds; None for none.
+
+    If the step divides 1000 and no more than 0 or 1 bounds it from below, the last digits tell, and these are all. Else they
+    are written out, and `MOST_LISTED` of them at most.
+    """
+    width = next((width for width in range(1, 4) if 10**width % step == 0), None)
+    if width is None or high is not None or low not in (None, 0, 1):
+        if low is None and high is None:
+            low = -(MOST_LISTED // 2) * step
+        first = high - MOST_LISTED * step if low is None and high is not None else low or 0
+        first = -(-first // step) * step
+        last = first + (MOST_LISTED - 1) * step if high is None else min(high, first + (MOST_LISTED - 1) * step)
+        return "|".join(map(str, range(first, last + 1, step))) or None
+    ends = "|".join(f"{own:0{width}}" for own in range(0, 10**width, step))
+    short = "|".join(str(own) for own in range(step, 10**width, step))
+    above = f"(?:{short + '|' if short else ''}[1-9][0-9]*(?:{ends}))"
+    return f"-?{above}|0" if low is None else above if low else f"{above}|0"
+
+
 def numbers(low: int | None, high: int | None, above: bool, below: bool) -> str | None:
     """The decimal numbers between two integers, without exponents; None for none.
 

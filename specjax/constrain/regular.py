@@ -38,6 +38,13 @@ class Automaton:
     following: np.ndarray
     accepts: np.ndarray
 
+    def holds(self, text: bytes) -> bool:
+        """Whether a text is in the language."""
+        state = 0
+        for byte in text:
+            state = self.following[state, byte] if state != NONE else NONE
+        return state != NONE and bool(self.accepts[state])
+
 
 def escaped(text: str) -> str:
     """An expression that matches a text alone."""

@@ -10,47 +10,35 @@ Every text that the expression matches is valid. Not every valid text matches:
 """
 
 import dataclasses
-import functools
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from specjax.constrain.merging import MEANINGLESS, Unsupported, apart, canonical, merged
-from specjax.constrain.numbers import FRACTION, integers, numbers
-from specjax.constrain.pattern import CHARACTER, PLAIN, in_string
-from specjax.constrain.regular import escaped
+from specjax.constrain.members import SPACE, array, containing, counted, sequence
+from specjax.constrain.merging import apart, both, canonical, joined, matched, merge, settled
+from specjax.constrain.numbers import FRACTION, integers, multiples, numbers
+from specjax.constrain.opposite import FRACTIONAL, is_plain, negated
+from specjax.constrain.pattern import PLAIN, begins, in_string, widths
+from specjax.constrain.references import pointed
+from specjax.constrain.regular import automaton, escaped
+from specjax.constrain.texts import FORMATS, STRING, differing
+from specjax.constrain.words import OF_TYPE, TYPES, Unsupported, check, is_of, listed, types_of
 
 DEPTH = 3
 """How often a reference may lead back to itself."""
 MOST_PARTS = 20_000
 """Parts of a schema, with its references written out."""
-SPACE = " ?"
-STRING = f'"{CHARACTER}*"'
+MOST_BRANCHES = 12
+"""Branches of `oneOf` that may hold together."""
+MOST_LISTS = 1000
+"""Lists of different items that are written out."""
+MOST_PERMUTED = 4
+"""Values of different items that come in any order; more come in the schema's order."""
 INTEGER = "-?(?:0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}{FRACTION}(?:[eE][+-]?[0-9]+)?"
-_DAY = "(?:0[1-9]|1[0-9]|2[0-8])"
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_DATE = f"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31))"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-FORMATS = {
-    "date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
-    "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "email": r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*@[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*(?:\.[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*)+",
-}  # fmt: skip
-"""The formats that are followed; a 29th of February is never written."""
-TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-OF_TYPE = {
-    "object": ("properties", "required", "additionalProperties"), "array": ("items", "prefixItems", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"), "integer": (),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "boolean": (), "null": (),
-}  # fmt: skip
-"""The keywords of each type; an integer has those of a number."""
-KNOWN = {word for words in OF_TYPE.values() for word in words} | {
-    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", *MEANINGLESS,
-}  # fmt: skip
 
 
 def expression(schema: Any) -> str:
@@ -59,7 +47,8 @@ def expression(schema: Any) -> str:
     Raises:
       ValueError: naming a keyword that is not supported; if the schema is malformed or allows nothing.
     """
-    found = _Reader(schema).value(schema, ())
+    root = pointed(schema)
+    found = _Reader(root).value(root, ())
     if found is None:
         raise ValueError("the schema allows no value (of those that can be written)")
     return found
@@ -87,50 +76,100 @@ class _Reader:
             return None
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                rest = {name: own for name, own in schema.items() if name != word}
-                branches = [self.flat(_merge(rest, one), followed) for one in _listed(schema, word)]
-                branches = [one for one in branches if one[0] is not None]
-                if word == "oneOf" and not apart([one for one, _ in branches]):
-                    raise Unsupported("oneOf of branches that may both hold; anyOf, if that is meant, is supported")
-                return either(self.value(one, own) for one, own in branches)
+                return either(self.value(one, own) for one, own in self.branches(schema, word, followed))
+        schema = settled(schema, last=True)
         if "enum" in schema or "const" in schema:
-            return self.listed(schema)
+            return self.listed(schema, followed)
         kinds: dict[str, Callable[..., str | None]] = {
             "object": self.object, "array": self.array, "string": self.string, "integer": self.integer,
-            "number": self.number, "boolean": lambda *_: "true|false", "null": lambda *_: "null",
+            "number": self.number, "boolean": self.boolean, "null": self.null,
         }  # fmt: skip
-        types = types_of(schema)
-        if types is None:
-            return self.anything(schema, followed)
-        return either(kinds[kind](schema, followed) for kind in TYPES if kind in types)
+        types, forbidden = types_of(schema), schema.get("not", {}).get("enum", [])
+        if types is None and not forbidden:
+            return anything()
+        nested = {kind for kind in ("object", "array") if any(is_of(own, kind) for own in forbidden)}
+        ways = lambda some: either(kinds[kind](schema, followed) for kind in TYPES if kind in some - nested)
+        found = ways(set(TYPES) if types is None else types)
+        return ways(set(TYPES) - (types or set())) if found is None and "type" not in schema else found
+
+    def branches(
+        self, schema: Mapping[str, Any], word: str, followed: tuple[str, ...]
+    ) -> list[tuple[Any, tuple[str, ...]]]:
+        """The parts of which one holds, each with all else that holds."""
+        rest, given = {name: own for name, own in schema.items() if name != word}, listed(schema, word)
+        found = [self.flat(joined(rest, one), followed) for one in given]
+        found = [one for one in found if one[0] is not None]
+        if word == "anyOf" or apart([one for one, _ in found]):
+            return found
+        if len(given) > MOST_BRANCHES:
+            raise Unsupported(f"oneOf of more than {MOST_BRANCHES} branches that may both hold")
+        try:
+            alone = [
+                both(one, *({"not": other} for i, other in enumerate(given) if i != at)) for at, one in enumerate(given)
+            ]
+            found = [self.flat(joined(rest, one), followed) for one in alone]
+        except Unsupported as error:
+            raise Unsupported(
+                f"oneOf of branches that may both hold; anyOf, if that is meant, is supported ({error})"
+            ) from error
+        return [one for one in found if one[0] is not None]
 
     def flat(self, schema: Any, followed: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """A part without references and `allOf`, and the references that led to it; None for one that allows nothing."""
+        """A part without references and joined parts, and the references that led to it; None for one that allows nothing.
+
+        It keeps `anyOf`, `oneOf` and lists of forbidden values.
+        """
         while True:
             if schema is True:
                 return {}, followed
             if schema is False or schema is None:
                 return None, followed
-            _check(schema)
-            if "$ref" in schema:
-                name = schema["$ref"]
-                if followed.count(name) > DEPTH:
+            check(schema)
+            word = next((word for word in _JOINED if word in schema), None)
+            if word is None or word == "not" and is_plain(schema["not"]):
+                return schema, followed
+            rest, own = {name: one for name, one in schema.items() if name != word}, schema[word]
+            if word == "$ref":
+                if followed.count(own) > DEPTH:
                     return None, followed
-                followed = (*followed, name)
-                schema = _merge({word: own for word, own in schema.items() if word != "$ref"}, self.resolved(name))
-            elif "allOf" in schema:
-                parts, rest = _listed(schema, "allOf"), {word: own for word, own in schema.items() if word != "allOf"}
+                followed = (*followed, own)
+                schema = joined(rest, self.resolved(own))
+            elif word == "allOf":
+                parts = listed(schema, "allOf")
+                if len(parts) == 1:
+                    schema = joined(rest, parts[0])
+                    continue
                 for part in parts:
-                    own, followed = self.flat(part, followed)
-                    rest = _merge(rest, False if own is None else own)
+                    one, followed = self.flat(part, followed)
+                    rest = merge(rest, False if one is None else one)
                 schema = rest
             else:
-                return schema, followed
+                said = self.said(word, own, rest)
+                schema = {**rest, "allOf": [said]}
+
+    def said(self, word: str, own: Any, rest: dict[str, Any]) -> Any:
+        """What a keyword that joins parts says, with fewer such keywords."""
+        if word == "not":
+            return negated(own, self.resolved)
+        if word == "if":
+            then, other = rest.pop("then", True), rest.pop("else", True)
+            if then is True and other is True:
+                return True
+            try:
+                return {"anyOf": [both(own, then), both(negated(own, self.resolved), other)]}
+            except Unsupported as error:
+                raise Unsupported(f"if ({error})") from error
+        needed = lambda one: {"required": one} if isinstance(one, list) else one
+        ways = [
+            {"anyOf": [{"properties": {name: False}}, both({"required": [name]}, needed(one))]}
+            for name, one in own.items()
+        ]
+        return both(*ways)
 
     def resolved(self, name: Any) -> Any:
         """The part that a reference names."""
         if not isinstance(name, str) or not (name == "#" or name.startswith("#/")):
-            raise Unsupported(f"$ref to {name!r:.40}; only #/... within the schema")
+            raise Unsupported(f"$ref to {name!r:.40}; only parts of the schema itself")
         found = self.root
         for step in name.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -140,43 +179,98 @@ class _Reader:
                 raise ValueError(f"the schema has no part {name!r:.60}, to which a $ref leads") from None
         return found
 
-    def listed(self, schema: Mapping[str, Any]) -> str | None:
-        """The values of `enum` or `const`."""
-        if beside := schema.keys() - {"enum", "const", "type", *MEANINGLESS}:
-            raise Unsupported(f"{min(beside)} beside enum or const")
-        values = _listed(schema, "enum", empty=True) if "enum" in schema else [schema["const"]]
+    def listed(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        """The values of `enum` or `const` that the other keywords allow."""
+        values = listed(schema, "enum", empty=True) if "enum" in schema else [schema["const"]]
         if "const" in schema:
             values = [own for own in values if canonical(own) == canonical(schema["const"])]
-        types = types_of(schema)
-        return either(literal(own) for own in values if types is None or any(is_of(own, kind) for kind in types))
+        types, forbidden = (
+            types_of({"type": schema["type"]}) if "type" in schema else None,
+            schema.get("not", {}).get("enum", []),
+        )
+        values = [own for own in values if types is None or any(is_of(own, kind) for kind in types)]
+        values = [own for own in values if canonical(own) not in map(canonical, forbidden)]
+        rest = {word: schema[word] for words in OF_TYPE.values() for word in words if word in schema}
+        return either(literal(own) for own in values if not rest or self.holds(rest, own, followed))
 
-    def anything(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
-        """A value of any type, whose parts are plain."""
-        plain = f"(?:{STRING}|{NUMBER}|true|false|null)"
-        return either([plain, _array([], plain, 0, None), _map(plain)])
+    def holds(self, schema: Mapping[str, Any], value: Any, followed: tuple[str, ...]) -> bool:
+        """Whether a value can be written under a part."""
+        kind = next(kind for kind in TYPES if is_of(value, kind))
+        found = self.value({**schema, "type": kind}, followed)
+        try:
+            return found is not None and automaton(found, "").holds(json.dumps(value, ensure_ascii=False).encode())
+        except ValueError as error:
+            raise Unsupported(f"{min(schema)} beside enum or const, whose automaton is too large") from error
 
     def object(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         properties, required = dict(schema.get("properties", {})), schema.get("required", [])
-        extra = schema.get("additionalProperties", True)
+        extra, patterns = schema.get("additionalProperties", True), schema.get("patternProperties", {})
+        least, most = _counts(schema, "minProperties", "maxProperties")
         for name in required:
-            properties.setdefault(name, extra)
-        if not properties:
-            value = self.value(extra, followed)
-            return r"\{\}" if value is None else _map(value)
-        parts = []
+            properties.setdefault(name, True if matched(patterns, name) else extra)
+        parts, names = [], schema.get("propertyNames", True)
         for name, own in properties.items():
-            value = self.value(own, followed)
+            allowed = (
+                names is True or names is not False and self.value(both(names, {"enum": [name]}), followed) is not None
+            )
+            value = self.value(both(own, *matched(patterns, name)), followed) if allowed else None
             if value is None and name in required:
                 return None
             if value is not None:
                 parts.append((f"{literal(name)}:{SPACE}(?:{value})", name in required))
-        return rf"\{{{_sequence(parts)}\}}"
+        open = patterns or all(own is False for own in properties.values())
+        tail = self.others(schema, properties, followed) if open else None
+        if not patterns and parts and least > len(parts) and extra is not False:
+            raise Unsupported("minProperties above the number of named properties")
+        found = sequence(parts, tail, least, most)
+        return None if found is None else rf"\{{{found}\}}"
+
+    def others(self, schema: Mapping[str, Any], named: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        """A property of a name that is not declared."""
+        patterns, names = schema.get("patternProperties", {}), schema.get("propertyNames", True)
+        if patterns and names is not True:
+            raise Unsupported("propertyNames beside patternProperties")
+        if patterns:
+            return self.matching(
+                {one: own for one, own in patterns.items() if not any(matched({one: own}, n) for n in named)}, followed
+            )
+        if names is True:
+            key = f'"{differing(named)}"' if named else STRING
+        elif named:
+            raise Unsupported("propertyNames beside properties of which none can be written")
+        else:
+            key = self.value(both({"type": "string"}, names), followed)
+        value = self.value(schema.get("additionalProperties", True), followed)
+        return None if key is None or value is None else f"(?:{key}):{SPACE}(?:{value})"
+
+    def matching(self, patterns: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        """A property whose name matches one of some patterns. Where names may match two, values obey all."""
+        starts = [begins(one) for one in patterns]
+        clear = not any(a.startswith(b) or b.startswith(a) for a, b in itertools.combinations(starts, 2))
+        shared = None if clear else self.value(both(*patterns.values()), followed)
+        if not clear and shared is None:
+            raise Unsupported("patternProperties of which two may match one name")
+        ways = []
+        for pattern, own in patterns.items():
+            value = self.value(own, followed) if clear else shared
+            if value is not None:
+                ways.append(f'"(?:{in_string(pattern)})":{SPACE}(?:{value})')
+        return f"(?:{either(ways)})" if ways else None
 
     def array(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
-        first = _listed(schema, "prefixItems") if "prefixItems" in schema else []
-        if isinstance(schema.get("items"), list):
+        first, rest = (
+            listed(schema, "prefixItems", empty=True) if "prefixItems" in schema else [],
+            schema.get("items", True),
+        )
+        if isinstance(rest, list):
             raise Unsupported("items as a list; prefixItems in draft 2020-12")
         least, most = _counts(schema, "minItems", "maxItems")
+        if schema.get("uniqueItems") is True and (most is None or most > 1):
+            if "contains" in schema:
+                raise Unsupported("uniqueItems beside contains")
+            return self.different(first, rest, least, most, followed)
+        if "contains" in schema:
+            return self.containing(schema, first, rest, (least, most), followed)
         parts: list[str] = []
         for own in first:
             value = self.value(own, followed)
@@ -185,64 +279,156 @@ class _Reader:
                 break
             parts.append(value)
         ends = most is not None and most <= len(parts)
-        return _array(parts, None if ends else self.value(schema.get("items", True), followed), least, most)
+        return array(parts, None if ends else self.value(rest, followed), least, most)
+
+    def containing(
+        self,
+        schema: Mapping[str, Any],
+        first: list[Any],
+        rest: Any,
+        counts: tuple[int, int | None],
+        followed: tuple[str, ...],
+    ) -> str | None:
+        """An array with items of some kind."""
+        least, most = counts
+        low, high = _counts(schema, "minContains", "maxContains")
+        low = low if "minContains" in schema else 1
+        kind = schema["contains"]
+        if high is None and low == 0:
+            return self.array({word: own for word, own in schema.items() if word != "contains"}, followed)
+        if first:
+            raise Unsupported("contains beside prefixItems")
+        found = self.value(both(rest, kind), followed)
+        if high is None:
+            item = self.value(rest, followed)
+            return None if found is None or item is None else containing(item, found, least, most, low)
+        if least or most is not None:
+            raise Unsupported("maxContains beside minItems or maxItems")
+        plain = {"type": [own for own in TYPES if own not in ("object", "array")]} if rest is True else True
+        return counted(self.value(both(rest, plain, {"not": kind}), followed), found, low, high)
+
+    def different(
+        self, first: list[Any], rest: Any, least: int, most: int | None, followed: tuple[str, ...]
+    ) -> str | None:
+        """An array of different items, of kinds that have few values."""
+        kinds = [self.values(own, followed) for own in first]
+        others = [] if rest is False or most is not None and most <= len(first) else self.values(rest, followed)
+        if not first and len(others) > MOST_PERMUTED:
+            found = sequence([(literal(own), False) for own in others], None, least, most)
+            return None if found is None else rf"\[{found}\]"
+        lists: list[str] = []
+        row: list[Any] = []
+
+        def extend() -> None:
+            if len(row) >= least:
+                lists.append(literal(row))
+            if len(lists) > MOST_LISTS:
+                raise Unsupported(f"uniqueItems with more than {MOST_LISTS} lists")
+            if most is None or len(row) < most:
+                for own in kinds[len(row)] if len(row) < len(kinds) else others:
+                    if canonical(own) not in map(canonical, row):
+                        row.append(own)
+                        extend()
+                        row.pop()
+
+        extend()
+        return either(lists)
+
+    def values(self, schema: Any, followed: tuple[str, ...]) -> list[Any]:
+        """The values of a part that has few.
+
+        Raises:
+          Unsupported: if it has more, or does not list them.
+        """
+        flat, _ = self.flat(schema, followed)
+        if flat is None:
+            return []
+        if "enum" in flat or "const" in flat:
+            values = flat["enum"] if "enum" in flat else [flat["const"]]
+        elif flat.get("type") in ("boolean", "null", ["boolean"], ["null"]):
+            values = [True, False] if "boolean" in flat["type"] else [None]
+        else:
+            raise Unsupported("uniqueItems of items that are not listed; enum, const, boolean and null are")
+        found = [own for own in values if self.value(both(flat, {"enum": [own]}), followed) is not None]
+        return list({canonical(own): own for own in found}.values())
 
     def string(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         least, most = _counts(schema, "minLength", "maxLength")
-        given = [word for word in ("pattern", "format") if word in schema]
-        if given and (len(given) > 1 or least or most is not None):
-            raise Unsupported(f"{given[0]} beside {'format' if len(given) > 1 else 'minLength or maxLength'}")
-        if "pattern" in schema:
-            return f'"(?:{in_string(schema["pattern"])})"'
-        if "format" in schema:
-            if schema["format"] not in FORMATS:
-                raise Unsupported(f"format {schema['format']!r:.40}; {', '.join(FORMATS)} are supported")
-            return f'"{FORMATS[schema["format"]]}"'
+        form = schema["format"] if schema.get("format") in FORMATS else None
+        forbidden = [own for own in schema.get("not", {}).get("enum", []) if isinstance(own, str)]
+        if "pattern" in schema and form is not None:
+            raise Unsupported("pattern beside format")
         if most is not None and least > most:
             return None
+        if "pattern" in schema or form is not None:
+            if forbidden:
+                raise Unsupported(f"not of values beside {'pattern' if form is None else 'format'}")
+            own = in_string(schema["pattern"], least, most) if form is None else _of_format(form, least, most)
+            return None if own is None else f'"(?:{own})"'
+        forbidden = [own for own in forbidden if least <= len(own) and (most is None or len(own) <= most)]
+        if forbidden:
+            if least or most is not None:
+                raise Unsupported("not of values beside minLength or maxLength")
+            return f'"{differing(forbidden)}"'
         if not least and most is None:
             return STRING
         return f'"{PLAIN}{{{least},{"" if most is None else most}}}"'
 
     def integer(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        if FRACTIONAL in schema:
+            return None
         low, high, above, below = _bounds(schema)
-        if low is None and high is None:
+        low = low if low is None else math.floor(low) + 1 if above else math.ceil(low)
+        high = high if high is None else math.ceil(high) - 1 if below else math.floor(high)
+        forbidden = [own for own in schema.get("not", {}).get("enum", []) if is_of(own, "integer")]
+        step = schema.get("multipleOf", 1)
+        if step != 1:
+            if forbidden or step <= 0 or not is_of(step, "integer"):
+                why = " beside not" if forbidden else "; integers above 0 are supported"
+                raise Unsupported(f"multipleOf {step!r:.20}{why}")
+            return multiples(int(step), low, high)
+        if low is None and high is None and not forbidden:
             return INTEGER
-        return integers(
-            low if low is None or not above else math.floor(low) + 1,
-            high if high is None or not below else math.ceil(high) - 1,
-        )
+        cuts = sorted({int(own) for own in forbidden})
+        ranges = zip([low, *(cut + 1 for cut in cuts)], [*(cut - 1 for cut in cuts), high], strict=True)
+        lower = lambda one: low if one is None else one if low is None else max(low, one)
+        upper = lambda one: high if one is None else one if high is None else min(high, one)
+        return either(integers(lower(one), upper(two)) for one, two in ranges)
 
     def number(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         low, high, above, below = _bounds(schema)
+        forbidden = [own for own in schema.get("not", {}).get("enum", []) if is_of(own, "number")]
+        if FRACTIONAL in schema:
+            if low is not None or high is not None or forbidden or "multipleOf" in schema:
+                raise Unsupported("not of integers beside other keywords of numbers")
+            return rf"{INTEGER}\.[0-9]*[1-9][0-9]*"
+        if forbidden or "multipleOf" in schema:
+            return self.integer(schema, followed)
         if low is None and high is None:
             return NUMBER
         if wrong := [one for one in (low, high) if one is not None and one != int(one)]:
-            raise Unsupported(f"a bound of {wrong[0]} of numbers; whole ones are supported")
+            raise Unsupported(f"minimum or maximum {wrong[0]} of numbers; whole ones are supported")
         whole = lambda bound: None if bound is None else int(bound)
         return numbers(whole(low), whole(high), above, below)
 
+    def boolean(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        return either(literal(own) for own in (True, False) if self._may(schema, own))
 
-def types_of(schema: Mapping[str, Any]) -> set[str] | None:
-    """The types of a part: those that it names, or those whose keywords it has; None for any."""
-    named = schema.get("type")
-    if named is None:
-        implied = {kind for kind, words in OF_TYPE.items() if any(word in schema for word in words)}
-        return implied or None
-    types = {named} if isinstance(named, str) else set(named)
-    if unknown := types - set(TYPES):
-        raise ValueError(f"the schema names the type {min(unknown)!r:.40}, which JSON does not have")
-    return types - ({"integer"} if "number" in types else set())
+    def null(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
+        return "null" if self._may(schema, None) else None
+
+    def _may(self, schema: Mapping[str, Any], value: Any) -> bool:
+        return canonical(value) not in map(canonical, schema.get("not", {}).get("enum", []))
 
 
-def is_of(value: Any, kind: str) -> bool:
-    """Whether a value has a type."""
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if isinstance(value, float):
-        return kind == "number" or kind == "integer" and value.is_integer()
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": int, "null": type(None)}
-    return kind in kinds and isinstance(value, kinds[kind])
+_JOINED = ("$ref", "allOf", "if", "not", "dependentRequired", "dependentSchemas", "dependencies")
+
+
+def anything() -> str:
+    """A value of any type, whose parts are plain."""
+    plain = f"(?:{STRING}|{NUMBER}|true|false|null)"
+    members = sequence([], f"{STRING}:{SPACE}{plain}", 0, None)
+    return f"(?:{plain}|{array([], plain, 0, None)}|\\{{{members}\\}})"
 
 
 def either(found: Iterable[str | None]) -> str | None:
@@ -261,50 +447,14 @@ def literal(value: Any) -> str:
     return escaped(json.dumps(value, ensure_ascii=False))
 
 
-def _sequence(parts: Sequence[tuple[str, bool]]) -> str:
-    """Parts with commas between them; those that are not required may be left out."""
-
-    @functools.cache
-    def after(at: int) -> str:
-        """What may follow once a part has been written."""
-        if at == len(parts):
-            return ""
-        own, required = parts[at]
-        return (f",{SPACE}{own}" if required else f"(?:,{SPACE}{own})?") + after(at + 1)
-
-    ways, at = [], 0
-    for at, (own, required) in enumerate(parts):
-        ways.append(own + after(at + 1))
-        if required:
-            return f"(?:{'|'.join(ways)})"
-    return f"(?:{'|'.join(ways)})?"
-
-
-def _array(first: Sequence[str], rest: str | None, least: int, most: int | None) -> str | None:
-    """An array of some first values and others."""
-    count = len(first)
-    most = (count if most is None else min(most, count)) if rest is None else most
-    if most is not None and least > most:
+def _of_format(form: str, least: int, most: int | None) -> str | None:
+    """The expression of a format whose texts have all the length that is asked for."""
+    low, high = widths(FORMATS[form])
+    if most is not None and low > most or high is not None and high < least:
         return None
-    first = first if most is None else first[:most]
-    count = len(first)
-    if rest is None or most == count:
-        tail = ""
-    elif count:
-        tail = f"(?:,{SPACE}(?:{rest})){{{max(least - count, 0)},{'' if most is None else most - count}}}"
-    else:
-        tail = f"(?:{rest})(?:,{SPACE}(?:{rest})){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        tail = tail if least else f"(?:{tail})?"
-    for at in reversed(range(count)):
-        own = (f",{SPACE}" if at else "") + f"(?:{first[at]}){tail}"
-        tail = own if at < least else f"(?:{own})?"
-    return rf"\[{tail}\]"
-
-
-def _map(value: str) -> str:
-    """An object of any names with values of one kind."""
-    item = f"{STRING}:{SPACE}(?:{value})"
-    return rf"\{{(?:{item}(?:,{SPACE}{item})*)?\}}"
+    if low < least or most is not None and (high is None or high > most):
+        raise Unsupported(f"format {form!r} beside minLength or maxLength that some of its texts break")
+    return FORMATS[form]
 
 
 def _counts(schema: Mapping[str, Any], low: str, high: str) -> tuple[int, int | None]:
@@ -321,44 +471,3 @@ def _bounds(schema: Mapping[str, Any]) -> tuple[float | None, float | None, bool
     low, above = tightest("minimum", "exclusiveMinimum", 1)
     high, below = tightest("maximum", "exclusiveMaximum", -1)
     return low, high, above, below
-
-
-def _merge(schema: Any, other: Any) -> Any:
-    """Both parts at once; False for one that allows nothing."""
-    if schema is False or other is False:
-        return False
-    return merged(schema if isinstance(schema, dict) else {}, {} if other is True else _checked(other))
-
-
-def _checked(schema: Any) -> Any:
-    _check(schema)
-    return schema
-
-
-_MALFORMED = {
-    "properties": dict, "required": list, "minLength": int, "maxLength": int, "minItems": int, "maxItems": int, "pattern": str,
-    "minimum": (int, float), "maximum": (int, float), "exclusiveMinimum": (int, float), "exclusiveMaximum": (int, float),
-    "type": (str, list), "format": str,
-}  # fmt: skip
-
-
-def _check(schema: Any) -> None:
-    """Raises ValueError on a part that is no schema, and on keywords that are not supported."""
-    if not isinstance(schema, dict):
-        raise ValueError(f"a part of the schema is {schema!r:.40}, and should be an object, true or false")
-    if unknown := [word for word in schema if word not in KNOWN]:
-        raise Unsupported(unknown[0])
-    for word, kind in _MALFORMED.items():
-        own = schema.get(word)
-        whole = kind is int and isinstance(own, float) and own.is_integer()
-        if word in schema and (isinstance(own, bool) or not isinstance(own, kind) and not whole):
-            raise ValueError(f"the schema's {word} is {own!r:.40}, which it cannot be")
-    if wrong := [name for name in schema.get("required", []) if not isinstance(name, str)]:
-        raise ValueError(f"the schema's required holds {wrong[0]!r:.40}, which is no name")
-
-
-def _listed(schema: Mapping[str, Any], word: str, empty: bool = False) -> list[Any]:
-    found = schema[word]
-    if not isinstance(found, list) or not found and not empty:
-        raise ValueError(f"the schema's {word} is {found!r:.40}, and should be a list")
-    return found

@@ -27,7 +27,7 @@ from specjax.sharding import make_mesh
 from specjax.terminal import bad_input, flag, note
 from specjax.train import data, prompts
 from specjax.train.options import HmmOptions, length_of
-from specjax.train.task import check_reads_text
+from specjax.train.task import check_encoder
 
 SMOOTH = 1e-3
 """The share of each distribution that is spread evenly, so that nothing is impossible."""
@@ -208,7 +208,7 @@ def _prepared(options: HmmOptions) -> tuple[list[np.ndarray], Any, str]:
     target = models.load(
         options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=make_mesh(options.mesh), weights=options.weights
     )
-    check_reads_text(target)
+    check_encoder(target, False, "hmm")
     if target.masked is not None:
         raise ValueError(f"{target.name} is a diffusion model, whose texts follow no constraint: give another --target")
     own = Vocabulary(target.tokenizer, target.lm.vocab_size, tuple(target.eos_ids), target.name)

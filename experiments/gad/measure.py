@@ -1,4 +1,4 @@
-"""How many tokens a step commits, and how many texts differ from plain decoding's: `python -m experiments.gad.measure FOLDER`."""
+"""Tokens per step of the toy drafter, and how many texts are others: `python -m experiments.gad.measure FOLDER`."""
 
 import json
 import sys

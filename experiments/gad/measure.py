@@ -1,4 +1,4 @@
-"""`python -m experiments.gad.measure FOLDER`: tokens per step, and how many texts differ from plain decoding's."""
+"""Tokens per step of the toy drafter, and how many texts are others: `python -m experiments.gad.measure FOLDER`."""
 
 import json
 import sys

@@ -132,11 +132,15 @@ class HmmOptions:
     data: tuple[str, ...] = same(TrainOptions, "data")
     prompts: str | None = same(TrainOptions, "prompts")
     max_new_tokens: int = same(TrainOptions, "max_new_tokens")
-    output: str = option(dataclasses.MISSING, "where to write the hidden Markov model", metavar="FOLDER")
+    output: str = option(
+        dataclasses.MISSING, "where to write the hidden Markov model; replaces an older one", metavar="FOLDER"
+    )
     states: int = option(64, "number of hidden states", least=1)
     rounds: int = option(30, "how often all texts are read", least=1)
     tolerance: float = option(1e-4, "end when a round raises the log-likelihood of a token by less, in nats")
-    length: int | None = option(None, "most tokens of a text; longer ones are cut (default: 256)", least=2)
+    length: int | None = option(
+        None, "most tokens of a text with its prompt; longer ones are cut (default: 256)", least=2
+    )
     batch_size: int = option(32, "texts that are read, or written, at a time", least=1)
     seed: int = option(0, "seed of the first parameters, and of the answers to --prompts")
     dtype: str | None = same(TrainOptions, "dtype")

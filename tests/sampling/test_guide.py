@@ -8,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import chains
 from support.aligned import EOS, NEW, language
 from support.constraints import model
+from support.verifiers import expander_for, verifier_of
 
 from specjax.constrain import Hmm, Table
+from specjax.draft import ModelDrafter
+from specjax.reference import statistics
 from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.warp import walked
 from specjax.sampling_params import SamplingOptions, begun, form_of
@@ -185,3 +189,40 @@ def test_requests_are_made_with_one_and_refused_in_one_line(tmp_path):
         ValueError, match="^sequential Monte Carlo weighs the texts of a constraint itself: leave guide"
     ):
         Engine(model(), decode="smc").request([1, 2], guide=hmm, **asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ("rejection", "coupled"))
+def test_drawn_texts_have_the_guided_distribution(rule):
+    """Of a model, a draft model and a language that have nothing to do with the hidden Markov model, by counting."""
+    hmm, heat = random_hmm(9, vocab=chains.V, sharp=0.4), 1.4
+    following, room = np.asarray([[0, 1, -1, 2], [-1, 2, 0, -1], [1, 0, 2, 2]]), chains.NEW
+    table = Table.of("three states", following, np.arange(chains.V), np.asarray([False, False, True]), ())
+    whole = [text for text in itertools.product(range(chains.V), repeat=room) if table.accepts(text)]
+    likely = {text: chance(hmm, text) for text in whole}
+    exact = np.zeros((chains.V,) * room)
+    for text in whole:
+        p = 1.0
+        for n in range(room):
+            context = np.concatenate([chains.PROMPT, text[:n]]).astype(int)[None]
+            scores = np.asarray(chains.TARGET.next_log_probs(chains.PARAMS["target"], context), float)[0]
+            gains = np.full(chains.V, -np.inf)
+            for other, own in likely.items():
+                if other[:n] == text[:n]:
+                    gains[other[n]] = np.logaddexp(gains[other[n]], np.log(own))
+            starts = [chance(hmm, (*text[:n], token)) for token in range(chains.V)]
+            weights = np.exp((scores + gains - np.log(starts)) / heat)
+            p *= weights[text[n]] / weights.sum()
+        exact[text] = p
+    verifier = verifier_of(rule)
+    drafter = chains.MODEL if rule == "rejection" else ModelDrafter(chains.MODEL.lm, expander_for(verifier))
+    given = {
+        "temperature": heat,
+        "constraint": [table] * chains.ROWS,
+        "guide": [guided(hmm, table, room)] * chains.ROWS,
+    }
+    found = np.asarray(chains.generate(drafter, verifier, optimise=True, **given).tokens)
+    counts, begin = np.zeros_like(exact), len(chains.PROMPT)
+    np.add.at(counts, tuple(found[:, begin : begin + room].T), 1)
+    assert counts[exact == 0].sum() == 0 and abs(exact.sum() - 1) < 1e-5
+    assert statistics.chi_square(counts[exact > 0], exact[exact > 0]) > chains.ALPHA

@@ -214,7 +214,7 @@ def exact_speed() -> Iterator[tuple[str, ...]]:
 
 def warpers() -> Iterator[tuple[str, ...]]:
     """Every warper with its options, what its text is worth, and whether it is for diffusion models too."""
-    gapped = {name: not (kind.of_logits or kind.reads_text) for kind in WARPERS for name in _names(kind)}
+    gapped = {name: kind.fills or not (kind.of_logits or kind.reads_text) for kind in WARPERS for name in _names(kind)}
     yield "name", "what it does", "options", "text", "of diffusion models", "source"
     for name, entry in registry.WARPERS.items():
         options = ", ".join(f"`{option}`" for option in entry.fields)

@@ -11,14 +11,17 @@ GUARANTEES = {
 }
 """What holds of the texts under a constraint."""
 DISTRIBUTIONS = {
-    "local": "each token has the model's distribution, renormalised over what may follow at its place",
+    "local": "each token has the model's distribution, renormalised over what may stand at its place",
     "guided": "each token has the model's probability times that with which a hidden Markov model completes the text after "
     "it, renormalised; the nearer the model is to that one, the nearer to its distribution given the language",
     "consistent": "the more particles, the nearer to the model's distribution given that the text is in the language",
     "converging": "the more texts were drawn before, the nearer to the model's distribution given the language",
 }
 """How texts under a constraint are distributed, which the way to decode decides; all kinds have all of them."""
-PLACES = {"device": "a table, which no step asks the host about", "host": "a matcher, which every step asks once"}
+PLACES = {
+    "device": "a table, which no step asks the host about; diffusion models follow it too",
+    "host": "a matcher, which every step asks once; not for diffusion models",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,7 @@ def program(sampling_shapes, never):
     )
 
 
-@pytest.mark.parametrize("never", ((), (END,), (1,)), ids=str)
+@pytest.mark.parametrize("never", ((), (END,), pytest.param((1,), marks=pytest.mark.slow)), ids=str)
 @pytest.mark.parametrize("seed", (0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)))
 def test_a_token_may_stand_where_some_text_has_it(seed, never):
     tables, begins, lengths, canvases = cases(seed)

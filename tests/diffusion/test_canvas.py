@@ -267,6 +267,12 @@ def test_bad_settings(model, settings, said):
         Engine(model, Diffusion(**settings))
 
 
+def test_a_constraint_is_not_for_it(engine):
+    """A pass makes a whole canvas text, whatever a constraint forbids."""
+    with pytest.raises(ValueError, match="Diffusion may write tokens that a constraint forbids: leave constraint out"):
+        engine.request(list(PROMPTS[0]), constraint="choice:a|b")
+
+
 def test_a_drafter_is_not_for_it(model):
     with pytest.raises(ValueError, match="drafts are verified by an autoregressive one: decode with a policy"):
         Engine(model, drafter="none")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Proposal
+from specjax.draft.base import ChainDrafter, Proposal
 from specjax.draft.prompt_lookup import readable
 from specjax.draft.rest import frequent, last_tokens
 from specjax.draft.texts import TextsDrafter
@@ -44,7 +44,7 @@ class Outputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Suffix(TextsDrafter):
+class Suffix(TextsDrafter, ChainDrafter):
     """The likeliest continuations of some suffix of the text, as a chain or a tree; no parameters.
 
     Each suffix of m tokens has been followed by some tokens before. A draft is the way along their most frequent

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Drafter, Proposal, ladder
+from specjax.draft.base import Proposal, ladder
 from specjax.draft.ngram_mod import index, read_texts, windows
 from specjax.draft.rest import last_tokens
+from specjax.draft.texts import TextsDrafter
 from specjax.tree import Tree
 
 Array = jax.Array
@@ -66,8 +67,8 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True)
-class Aded(Drafter):
-    """A tree of the nodes that a search visits most, each with its likeliest next token; no parameters.
+class Aded(TextsDrafter):
+    """A tree of the nodes that a search visits most, each with its likeliest next token; no trained parameters.
 
     A token's chance is how often it followed the two before, in the texts of all rows, divided by how often any token
     did. The search starts from the text's last two tokens. Each round goes down from the root to a node without children
@@ -78,10 +79,11 @@ class Aded(Drafter):
 
     The authors' program begins with the table of a corpus. It raises a tri-gram's chance by 0.04 at every step that finds
     it among the last 16 tokens. A round goes on by random tokens, and the longest ways are dropped until all together
-    have 64 tokens. Here the table begins empty, a tri-gram is counted once each time it is written, and nothing is
-    drawn or dropped.
+    have 64 tokens. Here the table begins with the counts of a datastore if there is one (`specjax datastore build`), otherwise
+    empty. A tri-gram is counted once each time it is written, and nothing is drawn or dropped.
 
-    Rows share the table; that changes speed, never text. Of two pairs with one slot the later one counts.
+    Rows share the table; that changes speed, never text. Of two pairs with one slot the later one counts; of a datastore's
+    the one with the most frequent tri-gram.
 
     Attributes:
       paths: P.
@@ -96,7 +98,9 @@ class Aded(Drafter):
         "aded",
         "a tree search over what followed the last two tokens, in the texts of all rows",
         "arXiv:2407.12021",
+        fields=("paths", "length", "rounds", "explore", "k", "slots"),
         paper="paths=23,rounds=150,k=12",
+        loads="texts",
     )
 
     paths: int = 6
@@ -139,7 +143,8 @@ class Aded(Drafter):
     def init(self, params, batch, capacity):
         none = lambda *shape: jnp.full(shape, -1, jnp.int32)
         counts, read = jnp.zeros((self.slots, self.k), jnp.int32), jnp.zeros((batch,), jnp.int32)
-        return Trigrams(none(self.slots, 2), none(self.slots, self.k), counts, read)
+        empty = Trigrams(none(self.slots, 2), none(self.slots, self.k), counts, read)
+        return of_texts(empty, params["draft"]["tokens"], self.vocab_size or 0) if self.filled else empty
 
     def axes(self, draft):
         names: tuple[Any, ...] = (None, None), (None, None), (None, None), ("batch",)
@@ -274,6 +279,45 @@ def followers(table: Trigrams, pair: Array) -> tuple[Array, Array]:
     counts, order = jax.lax.top_k(jnp.where(known, table.counts[slot], 0).astype(jnp.float32), table.ids.shape[1])
     ids = jnp.take_along_axis(table.ids[slot], order, axis=-1)
     return jnp.where(counts > 0, ids, -1), counts / jnp.maximum(counts.sum(axis=-1, keepdims=True), 1)
+
+
+def of_texts(table: Trigrams, tokens: Array, vocab_size: int) -> Trigrams:
+    """An empty table after all tri-grams of a datastore.
+
+    A slot takes the pair of its most frequent tri-gram, and that pair's K most frequent next tokens, smaller tokens first.
+
+    Args:
+      table: without tri-grams.
+      tokens: `[M]`, V between documents.
+      vocab_size: V.
+    """
+    slots, k = table.ids.shape
+    grams = windows(tokens[None].astype(jnp.int32), 3)[0]
+    size = grams.shape[0]
+    turn = jnp.arange(size)
+    changes = lambda x: jnp.append(True, x[1:] != x[:-1])
+    real = jnp.all(grams < vocab_size, axis=1)
+    outside, *columns = jax.lax.sort((~real, grams[:, 0], grams[:, 1], grams[:, 2]), num_keys=4)
+    leads = (
+        changes(outside) | changes(columns[0]) | changes(columns[1]) | changes(columns[2])
+    )  # the first of equal ones
+    ahead = jax.lax.cummin(jnp.where(leads, turn, size), reverse=True)
+    times = jnp.append(ahead[1:], size) - turn
+    slot = jnp.where(leads & ~outside, index(jnp.stack(columns[:2], axis=1), slots), slots)
+
+    slot, times, *columns = jax.lax.sort((slot, -times, *columns), num_keys=5)
+    pair, token = jnp.stack(columns[:2], axis=1), columns[2]
+    first = jax.lax.cummax(jnp.where(changes(slot), turn, 0))
+    own = jnp.all(pair == pair[first], axis=1) & (slot < slots)
+    rank = jnp.cumsum(own) - own
+    rank = rank - rank[first]
+    put = jnp.where(own & (rank < k), slot, slots), jnp.minimum(rank, k - 1)
+    return dataclasses.replace(
+        table,
+        keys=table.keys.at[put[0]].set(pair, mode="drop"),
+        ids=table.ids.at[put].set(token, mode="drop"),
+        counts=table.counts.at[put].set(-times, mode="drop"),
+    )
 
 
 def counted(table: Trigrams, grams: Array, real: Array) -> Trigrams:

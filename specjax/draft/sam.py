@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
+from specjax.draft.base import ChainDrafter
 from specjax.draft.datastore import SPAN
 from specjax.draft.prompt_lookup import readable
 from specjax.draft.rest import continuations, last_tokens
@@ -15,7 +16,7 @@ from specjax.draft.texts import TextsDrafter
 
 
 @dataclasses.dataclass(frozen=True)
-class Sam(TextsDrafter):
+class Sam(TextsDrafter, ChainDrafter):
     """A chain that copies what followed the longest suffix that occurred before; no trained parameters.
 
     Of several places in the row's own text the first one counts, as in the paper's suffix automaton. A copy that

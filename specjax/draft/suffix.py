@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
+from specjax.draft.base import ChainDrafter, Proposal
 from specjax.draft.prompt_lookup import readable
-from specjax.draft.rest import last_tokens
+from specjax.draft.rest import frequent, last_tokens
 from specjax.draft.texts import TextsDrafter
+from specjax.tree import Tree
 
 Array = jax.Array
 
@@ -42,13 +44,16 @@ class Outputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Suffix(TextsDrafter):
-    """A chain of the likeliest continuation of some suffix of the text; no parameters.
+class Suffix(TextsDrafter, ChainDrafter):
+    """The likeliest continuations of some suffix of the text, as a chain or a tree; no parameters.
 
     Each suffix of m tokens has been followed by some tokens before. A draft is the way along their most frequent
     continuations: a token's chance is how often the suffix was followed by the draft up to it, divided by how often
     the suffix occurred. At most `factor * m + offset` tokens are drafted. Of all m the draft with the largest sum of
     chances wins, and on a tie the longer match. That sum is the expected number of accepted tokens.
+
+    With `tree` a draft is not one way but the tokens with the largest chances on all ways, as many as a chain would have. Their
+    parents have no smaller chances, so they are a tree. Of equal chances those nearer to the root come first.
 
     There are two places to look: the row's own prompt and text, and what all rows have written, the answers
     to earlier prompts of the same job among them. The better draft wins, and on a tie the row's own.
@@ -64,6 +69,7 @@ class Suffix(TextsDrafter):
 
     Attributes:
       length: K, how many tokens to propose, at most.
+      tree: whether they branch.
       span: a match and its draft have at most this many tokens together.
       factor: how many tokens to propose for each token of the match.
       offset: how many tokens to propose besides.
@@ -77,7 +83,7 @@ class Suffix(TextsDrafter):
         "suffix",
         "the continuation of a suffix that promises most, in this text and all earlier ones",
         "arXiv:2411.04975",
-        fields=("length", "span", "factor", "offset", "min_prob", "matches", "pieces", "piece"),
+        fields=("length", "span", "factor", "offset", "min_prob", "matches", "pieces", "piece", "tree"),
         paper="length=16,span=64,factor=1,matches=64",
         loads="texts",
     )
@@ -90,6 +96,7 @@ class Suffix(TextsDrafter):
     matches: int = 16
     pieces: int = 256
     piece: int = 128
+    tree: bool = False
 
     def __post_init__(self):
         numbers = self.factor >= 0 and math.isfinite(self.offset) and 0 <= self.min_prob <= 1
@@ -105,6 +112,10 @@ class Suffix(TextsDrafter):
                 f"suffix needs pieces >= 0 of more than {self.length} tokens, and at most {MOST // self.span} tokens in "
                 f"all, got {self.pieces} of {self.piece}"
             )
+
+    @property
+    def is_chain(self) -> bool:
+        return not self.tree
 
     @property
     def alone(self) -> bool:
@@ -144,10 +155,13 @@ class Suffix(TextsDrafter):
         ends = (jnp.arange(len(runs)) < rows).astype(jnp.int32)  # the text's own end is no match, and occurs too
         lengths = 1 + jnp.arange(self.span - 1)
         allowed = jnp.floor(lengths * self.factor + self.offset + 1e-6).astype(jnp.int32)
+        places = lambda x: x.reshape(-1, rows, *x.shape[1:])
+        if self.tree:
+            found = branches(tokens, runs, allowed, self.span - lengths, self.min_prob, ends)
+            tokens, real, limit = (_best(found[2], places(x)) for x in (tokens, *found[:2]))
+            return Proposal(cut(frequent(view.root, tokens, real, self.nodes), limit), draft)
         tokens, chances = likeliest(tokens, runs, jnp.minimum(allowed, self.span - lengths), self.min_prob, ends)
-        tokens, chances = (x.reshape(len(places), rows, -1) for x in (tokens, chances))
-        best = jnp.argmax(chances.sum(axis=2), axis=0)[None, :, None]  # on a tie the row's own
-        tokens, chances = (jnp.take_along_axis(x, best, axis=0)[0] for x in (tokens, chances))
+        tokens, chances = (_best(chances.sum(axis=1), places(x)) for x in (tokens, chances))
         return self.chain(view, jnp.where(chances > 0, tokens, -1), draft)
 
     def _recent(self, view):
@@ -216,10 +230,7 @@ def likeliest(tokens: Array, run: Array, allowed: Array, min_prob: float, more: 
       Tokens `[B, K]`, and their chances `[B, K]`; 0 from where the draft ends.
     """
     length = tokens.shape[2]
-    equal = (tokens[:, :, None] == tokens[:, None]) & (tokens >= 0)[:, :, None]
-    alike = jnp.cumprod(equal, axis=3, dtype=jnp.float32)  # [B, R, R, K], whether two begin alike
-    alive = run[:, None] >= 1 + jnp.arange(allowed.shape[0])[None, :, None]  # [B, M, R]
-    counts = jnp.einsum("bms,brsk->bmrk", alive.astype(jnp.float32), alike)
+    _, alive, counts = counted(tokens, run, allowed.shape[0])
     stays = alive
     for depth in range(length):
         here = jnp.where(stays, counts[..., depth], -1)
@@ -234,6 +245,70 @@ def likeliest(tokens: Array, run: Array, allowed: Array, min_prob: float, more: 
     pick = lambda x: jnp.take_along_axis(x, best[:, None, None], axis=1)[:, 0]
     match = jnp.take_along_axis(chosen, best[:, None], axis=1)
     return jnp.take_along_axis(tokens, match[:, :, None], axis=1)[:, 0], pick(chances)
+
+
+def branches(
+    tokens: Array, run: Array, allowed: Array, deepest: Array, min_prob: float, more: Array
+) -> tuple[Array, Array, Array]:
+    """What belongs to the tree with the largest sum of chances, over all lengths of a match; see `Suffix`.
+
+    Args:
+      tokens: `[B, R, K]` int32, what follows each match, -1 from its end on.
+      run: `[B, R]` int32, how long the matches are, the longest first.
+      allowed: `[M]` int32, how many tokens a match of 1 to M tokens may draft.
+      deepest: `[M]` int32, and how far below the root.
+      min_prob: the smallest chance of a token.
+      more: `[B]` int32, occurrences of every suffix that are no matches.
+
+    Returns:
+      Which tokens are likely enough `[B, R, K]` bool, how many of them to take `[B]` int32, and their sum `[B]`.
+    """
+    length = tokens.shape[2]
+    alike, alive, counts = counted(tokens, run, allowed.shape[0])
+    chances = counts / jnp.maximum(alive.sum(axis=2) + more[:, None], 1)[:, :, None, None]
+    likely = alive[..., None] & (counts > 0) & (chances >= min_prob)
+    likely = likely & (jnp.arange(length)[None] < deepest[:, None])[None, :, None]
+    earlier = jnp.tril(jnp.ones(alike.shape[1:3]), -1)[None, :, :, None]
+    first = (alike * earlier).max(axis=2) == 0  # [B, R, K], whether no longer match begins alike
+    each = jnp.where(likely & first[:, None], chances, 0.0).reshape(*alive.shape[:2], -1)
+    most = jax.lax.top_k(each, length)[0]
+    score = jnp.where(jnp.arange(length)[None] < allowed[:, None], most, 0.0).sum(axis=2)
+    best = score.shape[1] - 1 - jnp.argmax(score[:, ::-1], axis=1)  # on a tie the longer match
+    real = jnp.take_along_axis(likely, best[:, None, None, None], axis=1)[:, 0]
+    return real, allowed[best], score.max(axis=1)
+
+
+def counted(tokens: Array, run: Array, most: int) -> tuple[Array, Array, Array]:
+    """How often matches of 1 to M tokens go on alike.
+
+    Args:
+      tokens: `[B, R, K]` int32, what follows each match, -1 from its end on.
+      run: `[B, R]` int32, how long the matches are.
+      most: M.
+
+    Returns:
+      Whether two go on alike `[B, R, R, K]` float32; whether one is as long `[B, M, R]`; and how many as long go on as it
+      does `[B, M, R, K]` float32.
+    """
+    equal = (tokens[:, :, None] == tokens[:, None]) & (tokens >= 0)[:, :, None]
+    alike = jnp.cumprod(equal, axis=3, dtype=jnp.float32)
+    alive = run[:, None] >= 1 + jnp.arange(most)[None, :, None]
+    return alike, alive, jnp.einsum("bms,brsk->bmrk", alive.astype(jnp.float32), alike)
+
+
+def cut(tree: Tree, count: Array) -> Tree:
+    """A tree's root and its first `count` `[B]` other nodes."""
+    kept = tree.valid & (jnp.arange(tree.nodes)[None] <= count[:, None])
+    of = lambda values, none: jnp.where(kept, values, none)
+    return dataclasses.replace(
+        tree, tokens=of(tree.tokens, -1), parent=of(tree.parent, 0), depth=of(tree.depth, 1), valid=kept
+    )
+
+
+def _best(score: Array, found: Array) -> Array:
+    """Of each row's places, `found` `[P, B, ...]`, the one with the largest `score` `[P B]`; on a tie the row's own."""
+    best = jnp.argmax(score.reshape(found.shape[:2]), axis=0)
+    return found[best, jnp.arange(found.shape[1])]
 
 
 def appended(outputs: Outputs, tokens: Array, count: Array) -> Outputs:

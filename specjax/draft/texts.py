@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from specjax.draft.base import ChainDrafter
+from specjax.draft.base import Drafter
 
 
 @dataclasses.dataclass(frozen=True)
-class TextsDrafter(ChainDrafter):
-    """A chain from the row's own text and, if there is one, from a datastore (`specjax.draft.datastore.build`).
+class TextsDrafter(Drafter):
+    """Drafts from the row's own text and, if there is one, from a datastore (`specjax.draft.datastore.build`).
 
     Attributes:
       filled: whether `params["draft"]` is a datastore.

@@ -26,7 +26,14 @@ def ways(counts: Counter, match: tuple[int, ...], span: int) -> list[tuple[int, 
 
 
 def speculate(
-    counts: Counter, text: Sequence[int], length: int, span: int, factor: float, offset: float, min_prob: float
+    counts: Counter,
+    text: Sequence[int],
+    length: int,
+    span: int,
+    factor: float,
+    offset: float,
+    min_prob: float,
+    tree: bool = False,
 ) -> tuple[float, int, list[float]]:
     """Oracle: the best draft's score, the length of its match and the chances of its tokens.
 
@@ -38,6 +45,7 @@ def speculate(
       factor: how many tokens a match drafts for each of its own.
       offset: and how many besides.
       min_prob: the smallest chance.
+      tree: whether a draft has the likeliest tokens of all ways; otherwise those of one way.
     """
     context, best = tuple(text[-span:]), (0.0, 0, [])
     for size in range(1, len(context)):
@@ -46,7 +54,8 @@ def speculate(
             break
         limit = max(0, min(length, math.floor(size * factor + offset + 1e-6)))
         chances = []
-        for count in max(ways(counts, match, span))[:limit]:
+        after = [counts[string] for string in counts if len(string) > size and string[:size] == match]
+        for count in (sorted(after, reverse=True) if tree else max(ways(counts, match, span)))[:limit]:
             if count / counts[match] < min_prob:
                 break
             chances.append(count / counts[match])

@@ -1,15 +1,20 @@
 """ADED: the published program's draft, and the table and the search against an oracle of dictionaries and objects."""
 
 import collections
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.assembly.registry import build_drafter
 from specjax.draft import Aded, View
 from specjax.draft.aded import Trigrams
+from specjax.draft.datastore import build
+from specjax.draft.heads.datastore import save_datastore
 from specjax.draft.ngram_mod import CHUNK
+from specjax.models.tabular import TabularLM
 from specjax.reference import aded as oracle
 
 B, L = 3, 100
@@ -159,3 +164,49 @@ def test_a_source_is_counted_before_the_text():
 def test_fields(fields, message):
     with pytest.raises(ValueError, match=message):
         Aded(**fields)
+
+
+# ---- the table of a datastore ---------------------------------------------------------------------------------------
+
+
+def filled(texts, vocab_size, **fields):
+    """A drafter's table of some texts, as a dictionary."""
+    drafter = Aded(filled=True, **fields).bind(TabularLM(vocab_size))
+    store = jax.tree.map(jnp.asarray, build(texts, vocab_size))
+    state = jax.jit(lambda store: drafter.init({"draft": store}, 2, L))(store)
+    keys, ids, counts = (np.asarray(x).tolist() for x in (state.keys, state.ids, state.counts))
+    assert state.read.tolist() == [0, 0]
+    return {tuple(key): list(zip(ids[i], counts[i], strict=True)) for i, key in enumerate(keys) if key[0] >= 0}
+
+
+def test_a_datastores_tri_grams_by_hand():
+    """Three texts; none reaches into the next. A pair keeps its two most frequent next tokens, of equals the smaller."""
+    found = filled([[1, 2, 3, 1, 2, 3, 1, 2, 5], [1, 2, 4], [3, 1]], 9, k=2, slots=256)
+    assert found == {(1, 2): [(3, 2), (4, 1)], (2, 3): [(1, 2), (-1, 0)], (3, 1): [(2, 2), (-1, 0)]}
+    assert filled([[1, 2], [3, 4]], 9, slots=256) == {}  # no three tokens
+
+
+def test_a_datastores_tri_grams_against_counts():
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 6, rng.integers(1, 40)).tolist() for _ in range(12)]
+    counts = collections.Counter(tuple(text[i : i + 3]) for text in texts for i in range(len(text) - 2))
+    found = filled(texts, 6, k=6, slots=1 << 14)
+    assert {(*pair, x): n for pair, places in found.items() for x, n in places if n} == dict(counts)
+    for pair, places in filled(texts, 6, k=2, slots=1).items():  # one slot for all
+        most = sorted(((-n, gram) for gram, n in counts.items()))[0]
+        assert pair == most[1][:2] and places[0] == (most[1][2], -most[0])
+
+
+@pytest.mark.slow
+def test_a_datastore_drafts_before_anything_is_written(tmp_path):
+    target = SimpleNamespace(lm=TabularLM(9), tokenizer=None, name="nine", abstract=False, path=None)
+    save_datastore(tmp_path, build([[1, 2, 3, 4, 5, 6]], 9), "nine", 9, None)
+    drafter, store = build_drafter(f"aded:slots=256,datastore={tmp_path}", target)
+    assert drafter.filled and drafter.needs_params and build_drafter("aded", target)[1] is None
+
+    def drafted(drafter, store):
+        params = {"draft": store}
+        return drafter.propose(params, drafter.init(params, B, L), view_of([[8, 1, 2]] * B), None).tree
+
+    assert ways(drafted(drafter, store), 0)[:3] == [(3,), (3, 4), (3, 4, 5)]
+    assert not drafted(Aded(slots=256), None).valid[:, 1:].any()

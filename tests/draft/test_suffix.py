@@ -1,5 +1,6 @@
 """SuffixDecoding: the oracle against figures of the original's code, the drafts against the oracle, and the shared texts."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -44,6 +45,40 @@ FIVES = [[1, 2, 3, 4, 5] * 2]
 def test_the_oracle_has_the_originals_figures(sequences, text, span, factor, min_prob, found):
     score, size, chances = oracle.speculate(oracle.counts_of(sequences, span), text, 8, span, factor, 0.0, min_prob)
     assert (score, size) == (pytest.approx(found[0], abs=1e-4), found[1]) and chances == pytest.approx(found[2])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "text", "factor", "offset", "score", "chances"),
+    [
+        (ONE, ONE[0], 4, 0, 8 / 3, [1 / 3] * 8),
+        (THREE, [9, 5, 6], 2, 0, 2.0, [2 / 3, 2 / 3, 1 / 3, 1 / 3]),
+        (THREE, [9, 5, 6], 4, 0, 7 / 3, [2 / 3, 2 / 3, 1 / 3, 1 / 3, 1 / 3]),
+        (THREE, [9, 5, 6], 0, 3, 5 / 3, [2 / 3, 2 / 3, 1 / 3]),
+    ],
+)
+def test_the_oracles_trees_have_the_originals_figures(sequences, text, factor, offset, score, chances):
+    found = oracle.speculate(oracle.counts_of(sequences, 64), text, 8, 64, factor, offset, 0.1, tree=True)
+    assert found == (pytest.approx(score, abs=1e-4), 2, pytest.approx(chances))
+
+
+DEEP = (
+    (
+        [1, 4, 4, 2, 1, 1, 4, 4, 4, 2, 1, 1, 3, 3, 4, 4, 4, 4, 4, 4],
+        [(2,), (2, 1), (2, 1, 1), (4,), (4, 4), (4, 4, 4)],
+    ),
+    (
+        [1, 1, 2, 3, 1, 1, 2, 3, 1, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1],
+        [(1,), (1, 1), (1, 1, 1), (2,), (2, 3), (2, 3, 1)],
+    ),
+)
+"""Texts, and what the original's program drafts for them with six tokens; no token left out has the last one's chance."""
+
+
+def test_trees_are_the_originals_three_levels_deep():
+    drafter = Suffix(6, span=64, factor=4.0, matches=48, pieces=0, tree=True)
+    tree = propose(drafter, None, view_of([*(text for text, _ in DEEP), [1], [1]]))
+    assert [sorted(ways_of(tree, row)) for row in range(B)] == [*(wanted for _, wanted in DEEP), [], []]
+    assert not drafter.is_chain and (drafter.nodes, drafter.depth) == (7, 6)
 
 
 # ---- drafts ---------------------------------------------------------------------------------------------------------
@@ -94,6 +129,39 @@ def test_drafts_are_the_oracles(drafter, texts, outputs):
         assert len(drafted) == len(chances)
         close = [i for i in (0, 1) if abs(found[i][0] - score) < 1e-6]
         assert any(_has(places[i], text, found[i], drafted) for i in close)
+
+
+def ways_of(tree, row):
+    """The tokens from the root's children down to every node."""
+    parent, tokens = (np.asarray(x)[row].tolist() for x in (tree.parent, tree.tokens))
+    found = {0: ()}
+    for node in np.flatnonzero(np.asarray(tree.valid)[row])[1:].tolist():
+        found[node] = (*found[parent[node]], tokens[node])
+    return list(found.values())[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS, ids=["own", "all"])
+@settings(max_examples=25, deadline=None)
+@given(words(L, B), words(ROOM, 5))
+def test_trees_are_the_oracles(drafter, texts, outputs):
+    drafter = dataclasses.replace(drafter, tree=True)
+    fields = drafter.length, drafter.span, drafter.factor, drafter.offset, drafter.min_prob
+    tree = propose(drafter, state_of(drafter, outputs[: drafter.pieces]), view_of(texts))
+    everywhere = oracle.counts_of(outputs[: drafter.pieces], drafter.span)
+    for row, text in enumerate(texts):
+        places = [oracle.counts_of([text], drafter.span), everywhere]
+        found = [oracle.speculate(counts, text, *fields, tree=True) for counts in places]
+        score = found[0][0] if found[0][0] >= found[1][0] - 1e-6 else found[1][0]
+        ways = ways_of(tree, row)
+        assert len({*ways}) == len(ways)
+
+        def chances(counts, size, text=text, ways=ways):
+            match = tuple(text[len(text) - size :]) if size else ()
+            return sorted((counts[(*match, *way)] / max(counts[match], 1) for way in ways), reverse=True)
+
+        close = [i for i in (0, 1) if abs(found[i][0] - score) < 1e-6]
+        assert any(chances(places[i], found[i][1]) == pytest.approx(found[i][2]) for i in close)
 
 
 def _has(counts, text, found, drafted):

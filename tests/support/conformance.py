@@ -139,6 +139,7 @@ DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
     "prompt_lookup": PromptLookup(length=3, min_ngram=1),
     "suffix": Suffix(2, span=5, matches=3, pieces=0),
+    "suffix-tree": Suffix(3, span=6, matches=4, pieces=0, tree=True),
     "suffix-shared": Suffix(3, span=6, matches=4, pieces=12, piece=8),
     "sam": Sam(3, min_match=1),
     "ngram_mod": NgramMod(3, ngram=1, slots=256),

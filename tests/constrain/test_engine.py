@@ -13,6 +13,7 @@ from support.constraints import CONFIG, model, vocabulary
 from support.shapes import changed
 
 from specjax import Sampling, cli
+from specjax.constrain import Hmm
 from specjax.decode import Plain, Speculate
 from specjax.decoder import insert_program, run_program
 from specjax.draft import Forced, ModelDrafter, PromptLookup, fuse
@@ -231,3 +232,21 @@ def test_flags_and_lines(capsys):
     assert found[2].error == f"constraint must be {KINDS}, got 5"
     assert cli.main(["generate", "--constraint", "choice:", "a"]) != 0
     assert "constraint must be json:FILE" in capsys.readouterr().err
+
+
+def test_a_guide_is_made_with_a_request_or_refused_in_one_line(tmp_path):
+    hmm = Hmm.of("even", np.full(2, 0.5), np.full((2, 2), 0.5), np.full((2, 1536), 1 / 1536))
+    engine = Engine(model(), drafter="none")
+    hmm.save(tmp_path)
+    asked = {"constraint": "choice:yes|no", "temperature": 1.0}
+    found = engine.request([1, 2], guide=str(tmp_path), **asked)
+    assert found.guide == engine.request([1, 2], guide=hmm, **asked).guide and len(found.guide.kinds) < 12
+    grammar = {"grammar": 'start: "a" | "b"'}
+    with pytest.raises(ValueError, match="a grammar has no table, so nothing can guide to it: leave guide out$"):
+        engine.request([1, 2], guide=hmm, constraint=grammar)
+    with pytest.raises(ValueError, match="^a guide leads to texts of a constraint"):
+        engine.request([1, 2], guide=hmm)
+    with pytest.raises(
+        ValueError, match="^sequential Monte Carlo weighs the texts of a constraint itself: leave guide"
+    ):
+        Engine(model(), decode="smc").request([1, 2], guide=hmm, **asked)

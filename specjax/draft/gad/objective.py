@@ -5,7 +5,7 @@ In the shape descriptions `S` denotes source slots, `W` the slots of a pass: tho
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class TrainGad(Objective):
     sourced = True
 
     target: LM
-    draft: LM
+    draft: Any
     starts: tuple[int, ...] = ()
     mask: int = -1
     block: int = 25

@@ -5,7 +5,7 @@ In the shape descriptions `S` denotes source slots, `W` the slots of a pass: tho
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,6 @@ from specjax.lm import LM, Block, Source, Wants
 from specjax.objectives.base import Batch, Objective, Recipe, each_row
 from specjax.objectives.means import MEAN
 from specjax.sharding import shardings
-
-if TYPE_CHECKING:
-    from specjax.models import LlamaLM
 
 Array = jax.Array
 
@@ -63,7 +60,7 @@ class TrainGad(Objective):
     sourced = True
 
     target: LM
-    draft: "LlamaLM"
+    draft: Any
     starts: tuple[int, ...] = ()
     mask: int = -1
     block: int = 25

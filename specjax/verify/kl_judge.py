@@ -20,7 +20,7 @@ class KLJudge(TopDown):
 
     Lossy: where a node is loose its tokens are those of the draft, but tokens that p rules out never pass. In greedy rows
     max p is 1, so they keep greedy text. At a threshold below 0 it is `Recursive`, which for chains is `Rejection`. A
-    child that was not drawn has no distribution to compare, so trees of such children are refused.
+    child that was not drawn has no distribution to compare, so the ordinary test decides about it.
 
     The published rule is for chains; trees and the default threshold are choices of this library.
 
@@ -37,17 +37,12 @@ class KLJudge(TopDown):
         tree="chain:length={depth}",
     )
 
-    judges = ("iid",)
-
     threshold: float = 0.2
     sure: float = 0.9
 
     def __post_init__(self):
         if not math.isfinite(self.threshold) or not 0 <= self.sure <= 1:
             raise ValueError(f"kl_judge needs a finite threshold and sure in [0, 1], got {self}")
-
-    def rule(self, tree):
-        return self
 
     def enter(self, p, log_q, count):
         q = jnp.exp(log_q)

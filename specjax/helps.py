@@ -35,7 +35,7 @@ HELPS: dict[str, Help] = {
     ),
     "bench": Help(
         {
-            "what is compared": "suite drafter decode peer | widen compare kind",
+            "what is compared": "suite drafter decode peer | widen compare kind alone",
             "on which prompts": "prompts input tasks | samples",
             "the model": _MODEL,
             "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos compile_limit "
@@ -53,7 +53,8 @@ HELPS: dict[str, Help] = {
             "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
             "how to decode": "decode drafter batch_size | num_return_sequences select",
             "comparisons": "compare | baseline margin",
-            "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop constraint ignore_eos sampling",
+            "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop constraint task_constraint "
+            "ignore_eos sampling",
             "what is written": "answers json plot | uncertainty",
         },
         (

@@ -45,7 +45,11 @@ def command(options: BenchOptions) -> int:
 
 def check_suite(options: BenchOptions) -> None:
     """Raises ValueError on an option of another suite, or a count below 1."""
-    peers, plots, schemas = ("peer", "widen"), ("plot",), ("compare", "kind", "coverage", "compile_limit", "text_limit")
+    peers, plots, schemas = (
+        ("peer", "widen"),
+        ("plot",),
+        ("compare", "kind", "coverage", "alone", "compile_limit", "text_limit"),
+    )
     foreign = {
         "parallel": ("input", "answers", "ignore_eos", *plots, *peers, *schemas),
         "order": ("tasks", "answers", "ignore_eos", *peers, *schemas),

@@ -53,6 +53,11 @@ class BenchOptions:
         None, "suite schema: the kind of constraint, json or grammar (default: json)", choices=("json", "grammar")
     )
     coverage: bool = option(False, "suite schema: count coverage and write no texts")
+    alone: str = option(
+        "",
+        "suite schema: also these engines without a model, llguidance, outlines-core or both with a comma",
+        metavar="A,B",
+    )
     compile_limit: int | None = option(
         None,
         "suite schema: seconds for a constraint; one that takes longer counts as refused (default: 40)",

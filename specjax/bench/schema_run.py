@@ -4,8 +4,10 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from specjax.bench import alone
 from specjax.bench import schema as suite
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
@@ -84,6 +86,7 @@ def command(options: BenchOptions) -> int:
         plain = next(iter(engines.values()))
         plain.vocabulary.check()
         asked = schemas if options.coverage else _fitting(options, plain, schemas)
+        names = _alone(options.alone)
     for reason in skipped:
         note(reason)
     kind = options.kind or "json"
@@ -91,16 +94,24 @@ def command(options: BenchOptions) -> int:
         warm = suite.compiled({kind: {"const": 0}}, plain.vocabulary)
         for engine in () if options.coverage else engines.values():
             engine.request(_prompt(asked[0], engine), **options.of_prompts, constraint=warm)
+    limit, beside = options.compile_limit or suite.COMPILE_LIMIT, {name: [] for name in [kind, *names] if names}
     with progress(len(asked)) as advance:
         made = []
         for schema in asked:
-            one = suite.make(schema, kind, plain.vocabulary, options.compile_limit or suite.COMPILE_LIMIT)
+            one = suite.make(schema, kind, plain.vocabulary, limit)
+            if names:
+                texts = alone.texts_of(schema, plain.vocabulary, one.constraint)
+                beside[kind].append(alone.Tried(one, alone.own_seconds(one.constraint, texts)))
+                for name in names:
+                    beside[name].append(alone.tried(name, schema, plain.vocabulary, texts, limit))
             made.append(
                 dataclasses.replace(one, constraint=None) if options.coverage else one
             )  # thousands may be large
             advance("constraints")
     about = f"JSONSchemaBench, {plain.model.name}, {len(asked)} schemas, constraints {kind}"
     report: dict[str, Any] = {"about": about, "compile_seconds": suite.quantiles(made), "refused": suite.refused(made)}
+    if names:
+        report["alone"] = {name: alone.summary(found) for name, found in beside.items()}
     if options.coverage:
         report |= {"datasets": suite.by_dataset(made), "rows": []}
     else:
@@ -113,6 +124,17 @@ def command(options: BenchOptions) -> int:
     else:
         _tables(report)
     return 0
+
+
+def _alone(given: str) -> list[str]:
+    """The engines of `--alone`."""
+    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if unknown := [name for name in names if name not in alone.ENGINES]:
+        raise ValueError(f"alone names {unknown[0]!r}: choose {' or '.join(alone.ENGINES)}")
+    for name in names:
+        if find_spec(name.replace("-", "_")) is None:
+            raise ValueError(f"alone needs the package {name}: pip install 'specjax[constrain]'")
+    return names
 
 
 def _prompt(schema: Any, engine: Any) -> Any:
@@ -239,6 +261,32 @@ def _per_token(texts: Sequence[Written]) -> float:
     return statistics.median(one.decode_seconds / max(len(one.tokens), 1) for one in texts)
 
 
+def _engines(engines: dict[str, Any]) -> Any:
+    """A table with a column for each engine."""
+    from rich.table import Table as Shown
+
+    part = lambda value: "" if value is None else f"{value:.1%}"
+    micro = lambda value: "" if value is None else f"{value * 1e6:.0f} µs"
+    milli = lambda own, name: f"{own['compile_seconds'][name] * 1e3:.1f} ms" if own["compile_seconds"] else ""
+    table = Shown(title="engines alone", title_justify="left")
+    table.add_column("")
+    for name in engines:
+        table.add_column(name, justify="right")
+    lines = {
+        "declared": lambda own: part(own["declared"]),
+        "true": lambda own: part(own["true"]),
+        "wrong": lambda own: str(own["wrong"]),
+        "missed": lambda own: str(own["missed"]),
+        "first mask, median": lambda own: milli(own, "median"),
+        "first mask, p95": lambda own: milli(own, "p95"),
+        "mask and advance, median": lambda own: micro(own["token_seconds"]),
+        "schemas timed": lambda own: str(own["timed"]),
+    }
+    for line, shown in lines.items():
+        table.add_row(line, *(shown(own) for own in engines.values()))
+    return table
+
+
 def _tables(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table as Shown
@@ -258,6 +306,11 @@ def _tables(report: dict[str, Any]) -> None:
         console.print("to the first mask: " + ", ".join(f"{name} {own * 1e3:.0f} ms" for name, own in times.items()))
     if report["refused"]:
         console.print("refused: " + ", ".join(f"{name} {count}" for name, count in report["refused"].items()))
+    if "alone" in report:
+        console.print(_engines(report["alone"]))
+        for name, own in report["alone"].items():
+            said = ", ".join(f"{why} {count}" for why, count in own["refused"].items())
+            console.print(f"refused by {name}: {said}", soft_wrap=True)
     if not report["rows"]:
         return
     table = Shown(title="texts", title_justify="left")

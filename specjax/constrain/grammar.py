@@ -213,6 +213,11 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
     return guidance.LLTokenizer(guidance.TokenizerWrapper(_Listed(vocabulary)), eos_token=list(vocabulary.eos))
 
 
+def token_set(vocabulary: Vocabulary) -> tuple[Any, Any]:
+    """The package llguidance, and a vocabulary in its form."""
+    return _guidance(), _tokenizer(vocabulary)
+
+
 def _first(error: str) -> str:
     return " ".join(error.split())[:120]
 

@@ -128,7 +128,7 @@ def _engines(chosen: Sequence[DecoderOptions], keeps: Sequence[bool], rows: int)
 def _named(own: DecoderOptions, engine: Engine) -> str:
     """A decoder's differences from the defaults, or its method if there are none."""
     fields = [*dataclasses.fields(DecodeOptions), *dataclasses.fields(PromptOptions)]
-    fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
+    fields += [OPTIONS[name] for name in ("num_return_sequences", "select", "task_constraint")]
     shown = {
         field.name: getattr(own, field.name) for field in fields if field.name not in ("seed", "stop", "max_new_tokens")
     }

@@ -18,6 +18,9 @@ class DecoderOptions(PromptOptions, DecodeOptions, ModelOptions):
         1, "completions per question, of which --select takes one as the answer", metavar="N", least=1
     )
     select: str | None = same(RunOptions, "select")
+    task_constraint: bool = option(
+        False, "every text has the form that its question asks for (family json: the keys and types)"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

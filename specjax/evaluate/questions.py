@@ -29,6 +29,8 @@ class Item:
       suffix: the text after the answer, for models that fill in, or None.
       options: options of its request only.
       gap: the text before a gap, in it and after it; None if the question has no gap.
+      constraint: the form that it asks for; None for none.
+      obeys: a function that says whether a text has this form, or None.
     """
 
     id: str
@@ -38,6 +40,8 @@ class Item:
     suffix: Any = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     gap: tuple[str, str, str] | None = None
+    constraint: Any = None
+    obeys: Callable[[str], bool | None] = lambda text: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,8 @@ def _shipped(family: str, level: int, seed: int, count: int) -> list[Item]:
             tasks.messages(question),
             functools.partial(checker.check, question),
             gap=question.infill and (question.infill[0], question.answers[0], question.infill[1]),
+            constraint=checker.constraint(question),
+            obeys=functools.partial(checker.obeys, question),
         )
         for index, question in enumerate(tasks.generate(family, level, seed, count))
     ]

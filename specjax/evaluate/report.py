@@ -78,6 +78,10 @@ def remarks(found: Evaluation) -> list[str]:
                 f"{row.decoder}: wrong answers have a higher negative log-likelihood than right ones with AUROC {own.area:.3f} "
                 f"(95% {own.low:.3f} to {own.high:.3f}; {own.positive} wrong, {own.negative} right)"
             )
+        if (form := row.compliance) is not None:
+            said.append(
+                f"{row.decoder}: {_percent(form)} of {form.n} answers have the form that was asked for (95%, Wilson)"
+            )
         cut, failed = row.count("length"), row.count("error")
         if cut:
             said.append(

@@ -1,7 +1,7 @@
 """The results of an evaluation: answers, a row for each decoder, and comparisons."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Answer:
       finish_reason: eos, stop, length or error.
       sample: its number among a question's answers, from 0.
       nll: the negative log-likelihood of its tokens, in nats; None if it was not kept.
+      obeys: whether it has the form that the question asks for; None if that asks for none.
     """
 
     decoder: str
@@ -39,6 +40,7 @@ class Answer:
     finish_reason: str
     sample: int = 0
     nll: float | None = None
+    obeys: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,13 @@ class Row:
             return None
         return auroc(np.asarray([answer.nll for answer in self.answers]), np.asarray(wrong))
 
+    @property
+    def compliance(self) -> Share | None:
+        """The share of answers that have the form which their question asks for; None if no question does."""
+        asked = [answer for answer in self.answers if answer.obeys is not None]
+        samples = 1 + max((answer.sample for answer in asked), default=0)
+        return _share(shares_of(asked, lambda answer: bool(answer.obeys)), samples) if asked else None
+
     def count(self, reason: str) -> int:
         """The number of answers with a finish reason."""
         return sum(answer.finish_reason == reason for answer in self.answers)
@@ -131,6 +140,7 @@ class Row:
             "unfinished": self.count("length"),
             "failed": self.count("error"),
             "decoder": self.decoder,
+            **({} if (form := self.compliance) is None else {"compliance": _rounded(dataclasses.asdict(form))}),
             **({} if (found := self.auroc) is None else {"auroc": _rounded(dataclasses.asdict(found))}),
         }
 
@@ -227,11 +237,11 @@ def compared(
     return Comparison(name, baseline, overall, families, speed, same, len(first), said)
 
 
-def shares_of(answers: Sequence[Answer]) -> np.ndarray:
-    """The share of right answers of every question, `[Q]`."""
+def shares_of(answers: Sequence[Answer], of: Callable[[Answer], bool] = lambda answer: answer.right) -> np.ndarray:
+    """The share of right answers of every question, `[Q]`, or of those for which `of` holds."""
     right: dict[str, list[bool]] = {}
     for answer in answers:
-        right.setdefault(answer.id, []).append(answer.right)
+        right.setdefault(answer.id, []).append(of(answer))
     return np.asarray([np.mean(own) for own in right.values()])
 
 

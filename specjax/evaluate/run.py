@@ -184,6 +184,11 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
 def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
     engine = decoder.engine
     options: dict[str, Any] = joined(decoder.of_prompts, {"id": item.id, **item.options})
+    if decoder.options.task_constraint:
+        if item.constraint is None or options.get("constraint"):
+            why = "it has a constraint already" if options.get("constraint") else "it asks for no form"
+            raise ValueError(f"{why}, so task_constraint is not for it")
+        options["constraint"] = item.constraint
     if not infill or item.gap is None:
         return engine.request(item.prompt, suffix=item.suffix, **options)
     left, answer, right = item.gap
@@ -259,6 +264,7 @@ def _answer(name: str, item: Item, record: Record) -> Answer:
         record.finish_reason,
         record.sample or 0,
         record.nll,
+        item.obeys(text),
     )
 
 

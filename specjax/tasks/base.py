@@ -124,6 +124,14 @@ class Family(abc.ABC):
     def check(self, question: Question, text: str) -> bool:
         """Whether a text answers the question; it never raises and takes a bounded time."""
 
+    def constraint(self, question: Question) -> Any:
+        """The form that a question asks for, as `specjax.Sampling.constraint` reads it; None if it asks for none."""
+        return None
+
+    def obeys(self, question: Question, text: str) -> bool | None:
+        """Whether a text has the form that a question asks for, whatever it says; None if it asks for none."""
+        return None
+
     @property
     def name(self) -> str:
         """Its name."""

@@ -18,7 +18,7 @@ def person(name):
     return {"type": "object", "properties": properties, "required": [name, "age"], "additionalProperties": False}
 
 
-PERSON, REFUSED = person("name"), {"type": "object", "properties": {"a": {"not": {}}}}
+PERSON, REFUSED = person("name"), {"type": "object", "properties": {"a": {"not": {"pattern": "a"}}}}
 TESTS = [
     {"data": {"name": "Ann", "age": 3}, "valid": True},
     {"data": {"age": 3, "name": "Ann"}, "valid": True},
@@ -131,6 +131,13 @@ def test_the_suite(tmp_path, capsys):
     assert plain["over_free"] > 0 < drafted["over_free"] and plain["seconds_per_token"] > 0
     assert rows["none", False]["forced"] is rows["none", False]["over_free"] is None
     pytest.importorskip("llguidance")
+    status, report = run("--coverage", "--alone", "llguidance,outlines-core")
+    engines = report["alone"]
+    assert list(engines) == ["json", "llguidance", "outlines-core"] and engines["json"]["refused"] == {"not": 1}
+    assert engines["json"]["wrong"] == 0
+    for engine in engines.values():
+        assert engine["timed"] >= 3 and 0 < engine["token_seconds"] < 1
+        assert engine["declared"] >= 0.75 and engine["compile_seconds"]["median"] > 0
     status, report = run("--kind", "grammar", "--coverage")
     assert status == 0 and report["rows"] == [] and report["datasets"]["Easy"]["declared"] == 1.0
     assert cli.main([*map(str, words[:-5]), "--coverage"]) == 0
@@ -151,6 +158,10 @@ def test_what_cannot_be_run(tmp_path, capsys):
         (["schema", "--input", other], "a.json is no schema: it should hold an object"),
         (["schema", "--input", text], "a.json is not JSON: Expecting"),
         (["schema", "--input", text, "--peer", "transformers"], "--peer is not for the suite schema"),
+        (
+            ["schema", "--input", good, "--alone", "xgrammar"],
+            "alone names 'xgrammar': choose llguidance or outlines-core",
+        ),
         (["schema", "--input", text, "--compile-limit", 0], "--compile-limit must be at least 1"),
         (["spec", "--input", text, "--kind", "json"], "--kind is not for the suite spec"),
         (

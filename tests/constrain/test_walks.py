@@ -9,7 +9,7 @@ from support.constraints import vocabulary
 
 from specjax.constrain import compiled
 from specjax.constrain import grammar as grammar_module
-from specjax.constrain.grammar import _tokenizer, masks
+from specjax.constrain.grammar import masks, token_set
 from specjax.constrain.line import read
 from specjax.constrain.regular import escaped
 from specjax.constrain.schema import expression
@@ -94,7 +94,7 @@ def along_a_matcher(table, pattern, walks, rng):
     """Compares the masks along walks; their number."""
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-    matcher = guidance.LLMatcher(_tokenizer(vocabulary()), guidance.LLMatcher.grammar_from_regex(pattern))
+    matcher = guidance.LLMatcher(token_set(vocabulary())[1], guidance.LLMatcher.grammar_from_regex(pattern))
     bits, compared = allocate_token_bitmask(1, WORDS * 32), 0
     may = lambda token: matcher.is_accepting() if token in vocabulary().eos else matcher.validate_tokens([token]) == 1
     for _ in range(walks):

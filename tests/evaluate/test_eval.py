@@ -49,6 +49,24 @@ def test_one_line_of_json_counts_what_is_right(run, own, tmp_path):
     assert (status, out) == (2, "") and "exists: move it away" in err
 
 
+@pytest.mark.slow
+def test_a_task_has_a_form_that_texts_obey(small):
+    """Whatever a model of random weights would write; other families have none."""
+    ask = lambda families, **more: evaluate(
+        small, families=families, limit=2, level=1, max_new_tokens=64, drafter="none", **more
+    )
+    found = ask("json", temperature=1.0, compare="task_constraint=true")
+    free, bound = (row.compliance for row in found.rows)
+    assert (free.accuracy, bound.accuracy, bound.n) == (0.0, 1.0, 2)
+    assert all(answer.obeys for answer in found.rows[1].answers) and found.to_json()["compliance"]["accuracy"] == 0.0
+    with pytest.raises(
+        ValueError, match="question 'math-1-0-0' for .*: it asks for no form, so task_constraint is not for it"
+    ):
+        ask("math", task_constraint=True)
+    with pytest.raises(ValueError, match="it has a constraint already, so task_constraint is not for it"):
+        ask("json", task_constraint=True, constraint="choice:a|b")
+
+
 def test_tables_and_picture(run, own, tmp_path):
     picture = tmp_path / "a.png"
     status, out, _ = run("--questions", own, "--drafter", "none", "--compare", "temperature=3", "--plot", picture)

@@ -11,7 +11,7 @@ import pytest
 
 from specjax.tasks import FAMILIES, LEVELS, Mixture, Question, Rng, check, generate
 from specjax.tasks.families import fill, lists, retrieve
-from specjax.tasks.generate import keys
+from specjax.tasks.generate import family_of, keys
 
 EACH = [(family, level) for family in FAMILIES for level in LEVELS]
 NAMES = "math json code edit qa retrieve lists translate fill judge".split()
@@ -143,6 +143,21 @@ def test_judge_and_math_share_their_meanings(trained):
     held = {q.key for level in LEVELS for q in generate("math", level, 0, 60)}
     seen = {q.key for q in trained if q.family in ("math", "judge")}
     assert held and seen and not held & seen
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_json_states_a_form(questions, level):
+    """Its texts obey it, whatever their values; other keys and types do not. Other families state none."""
+    family = family_of("json")
+    for question in questions["json", level]:
+        (answer,), pattern = question.answers, family.constraint(question)["regex"]
+        compact, other = json.dumps(json.loads(answer), separators=(",", ":")), re.sub(r"[0-9]", "7", answer)
+        for text in (answer, f" {answer}", compact, other):
+            assert re.fullmatch(pattern, text) and family.obeys(question, text)
+        for text in (answer[:-1], re.sub(r'[a-z]+":', 'x":', answer, count=1), "null", "[]", ""):
+            assert not re.fullmatch(pattern, text) and not family.obeys(question, text)
+    (question,) = generate("math", level, 0, 1)
+    assert family_of("math").constraint(question) is family_of("math").obeys(question, "1") is None
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -101,6 +101,41 @@ class Json(Family):
         except (ValueError, RecursionError):
             return False
 
+    def constraint(self, question):
+        """The stated keys in their order, with values of the stated types. Spaces stand where answers have them, or not."""
+        value = read(question.answers[0])
+        return {"regex": f" ?{_form(value[:1] if isinstance(value, list) else value)}"}
+
+    def obeys(self, question, text):
+        try:
+            value, answer = read(text), read(question.answers[0])
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(answer, list):
+            return _types(value) == _types(answer)
+        return isinstance(value, list) and bool(value) and all(_types(own) == _types(answer[0]) for own in value)
+
+
+def _form(value) -> str:
+    """The expression of values with the same keys and types; of a list, with at least one item."""
+    if isinstance(value, dict):
+        items = ", ?".join(f'"{key}": ?{_form(own)}' for key, own in value.items())
+        return rf"\{{ ?{items} ?\}}"
+    if isinstance(value, list):
+        return rf"\[ ?{_form(value[0])}(?:, ?{_form(value[0])})* ?\]"
+    if isinstance(value, bool):
+        return "(?:true|false)"
+    return "-?(?:0|[1-9][0-9]*)" if isinstance(value, int) else r'"[^"\\\x00-\x1f]+"'
+
+
+def _types(value):
+    """The keys and types of a value, whatever their order; all items of a list have one."""
+    if isinstance(value, dict):
+        return {key: _types(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return sorted({str(_types(own)) for own in value})
+    return type(value).__name__
+
 
 def _value(rng, field: Field):
     kind, values, _ = field

@@ -11,6 +11,7 @@ on the stack, so repetitions and lists need no depth. Rules that begin with them
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ never split where llguidance, which knows no depth, would go on with a terminal.
 """
 _COMMON = {
     r'".*?(?<!\\)(\\\\)*?"': r'"(?:[^"\\]|\\.)*"',
-    r"\/\*(.|\n)*?\*\/": r"/\*[^*]*\*+(?:[^/*][^*]*\*+)*/",
+    "/\\*(.|\n)*?\\*/": r"/\*[^*]*\*+(?:[^/*][^*]*\*+)*/",
 }
 """Terminals of Lark's library `common` that look back or are lazy, and what they mean."""
 
@@ -68,8 +69,10 @@ def _read(text: str, line: str) -> tuple[dict[str, list[tuple[Symbol, ...]]], li
     """The rules, and the automata of their terminals; the first one is of what is ignored."""
     lark = _lark()
     try:
-        found = lark.Lark(text, parser="earley")
-    except (lark.exceptions.LarkError, re.error, RecursionError) as error:
+        with warnings.catch_warnings():  # Python's expressions may change what Rust's keep
+            warnings.simplefilter("ignore", FutureWarning)
+            found = lark.Lark(text, parser="earley")
+    except Exception as error:  # of lark, of Python's expressions, or of the package regex
         why = " ".join(str(error).split())[:100]
         raise ValueError(
             f"{shown(line)}: a canvas follows what the package lark reads too, not llguidance's own syntax: {why}"

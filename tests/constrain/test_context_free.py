@@ -55,6 +55,7 @@ ID: /[a-z_][a-z0-9_]*/
 %ignore / +/
 %ignore /#[^\\n]*\\n/
 """
+COMMENTS = 'start: (CNAME ";")+\n%import common (CNAME, C_COMMENT)\n%ignore C_COMMENT\n'
 ODD = 'start: "if" "x" | /[a-z]+/ "y" | "é" /ü+/ "\\n"~2..3 | "a b" C\nC: "+ " /[*]/ "\\n"\n'
 SMALL = (
     (DYCK, "()", 10), (NAMES, "adn ", 4), ('start: A B | A start "b" | "x"\nA: /a+/\nB: /ab|b/\n', "abx", 5),
@@ -134,7 +135,7 @@ def check_walks(grammar, count):
 
 
 def test_llguidance_accepts_random_texts_of_tables():
-    for grammar in (SUMS, LISTS, ODD):
+    for grammar in (SUMS, LISTS, COMMENTS, ODD):
         assert len(check_walks(grammar, 40)) >= 3
 
 
@@ -162,6 +163,7 @@ def test_a_canvas_has_the_table_of_the_nested_grammar():
         ("start: x\n", "the grammar cannot be read"),
         ('start: %json {"type": "integer"}\n', "not llguidance's own syntax"),
         ("start: A* \"x\"\nA: /a*/\n", "not llguidance's own syntax: .*zero-width"),
+        ("start: /a b #c/x\n", "not llguidance's own syntax: missing"),
         ("start: /a(?=b)/\n", "the grammar cannot be read: .*look-around"),
         ('start: "a" start\n', "the grammar allows no text, with rules in themselves 3 times at most"),
         pytest.param(

@@ -58,7 +58,10 @@ def bounded(text: str, line: str) -> Automaton:
     own = _product(_Places(_turned(rules), line), _Lexer(terminals), line)
     live = distances(own.following, own.accepts) != NONE
     if not live[0]:
-        raise ValueError(f"{shown(line)}: the grammar allows no text, with rules in themselves {DEPTH} times at most")
+        raise ValueError(
+            f"{shown(line)}: the grammar allows no text, with each terminal as long as can be and rules in themselves {DEPTH} "
+            "times at most"
+        )
     following = np.where((own.following != NONE) & live[own.following], own.following, NONE)
     found = minimal(Automaton(following, own.accepts))
     check_states(len(found.accepts), line)

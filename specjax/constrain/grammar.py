@@ -69,6 +69,18 @@ def opened(line: str, text: str, vocabulary: Vocabulary) -> Grammar:
     Raises:
       ValueError: if it is no grammar.
     """
+    own = read_by_guidance(line, text, vocabulary)
+    with _LOCK:
+        _OPEN.append(own)
+        return Grammar(line, vocabulary, len(_OPEN) - 1)
+
+
+def read_by_guidance(line: str, text: str, vocabulary: Vocabulary) -> tuple[Any, str]:
+    """The tokenizer and the grammar as llguidance reads them.
+
+    Raises:
+      ValueError: if it is no grammar.
+    """
     guidance, tokenizer = _guidance(), _tokenizer(vocabulary)
     if text.lstrip()[:1] == "{":
         grammar = _of_schema(guidance, line, text)
@@ -77,9 +89,7 @@ def opened(line: str, text: str, vocabulary: Vocabulary) -> Grammar:
     matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0)
     if matcher.is_error():
         raise ValueError(f"{shown(line)}: the grammar cannot be read: {_first(matcher.get_error())}")
-    with _LOCK:
-        _OPEN.append((tokenizer, grammar))
-        return Grammar(line, vocabulary, len(_OPEN) - 1)
+    return tokenizer, grammar
 
 
 def _of_schema(guidance: Any, line: str, text: str) -> str:

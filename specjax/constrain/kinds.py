@@ -20,7 +20,7 @@ DISTRIBUTIONS = {
 """How texts under a constraint are distributed, which the way to decode decides; all kinds have all of them."""
 PLACES = {
     "device": "a table, which no step asks the host about; diffusion models follow it too",
-    "host": "a matcher, which every step asks once; not for diffusion models",
+    "host": "a matcher, which every step asks once; for diffusion models, the table of `nested`",
 }
 
 
@@ -69,6 +69,11 @@ KINDS = {
         "in the language of a context-free grammar, or valid under a JSON Schema of any depth", ("grammar:FILE",),
         ('{"grammar": "start: ..."}', '{"grammar": {...}}'), (str, dict), "host", "ended text",
         "llguidance's kind of Lark, and the keywords of JSON Schema that it reads", "llguidance",
+    ),
+    "nested": Kind(
+        "in the language of a context-free grammar whose rules come back to themselves three times at most",
+        ("nested:FILE",), ('{"nested": "start: ..."}',), (str,), "device", "every text",
+        "the part of llguidance's kind of Lark that the package lark reads too", "own text",
     ),
 }  # fmt: skip
 """The kinds by the word with which a line begins."""

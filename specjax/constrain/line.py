@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.constrain.grammar import Grammar, opened
+from specjax.constrain.context_free import bounded
+from specjax.constrain.grammar import Grammar, opened, read_by_guidance
 from specjax.constrain.kinds import KINDS
 from specjax.constrain.regular import automaton, escaped
 from specjax.constrain.schema import expression
@@ -48,7 +49,7 @@ def read(value: Any) -> Any:
 def named_file(value: Any) -> Path | None:
     """The file that a line of a constraint names; None if there is none."""
     kind, _, own = value.partition(":") if isinstance(value, str) else ("", "", "")
-    named = kind in ("json", "grammar") and not _is_text(own) and own.strip() not in ("true", "false")
+    named = kind in ("json", "grammar", "nested") and not _is_text(own) and own.strip() not in ("true", "false")
     return Path(own) if named and Path(own).is_file() else None
 
 
@@ -65,9 +66,13 @@ def compiled(value: Any, vocabulary: Vocabulary, room: int | None = None) -> Tab
     """
     line = read(value)
     vocabulary.check()
-    if isinstance(line, Grammar) or isinstance(line, str) and line.startswith("grammar:"):
+    kind, _, own = line.partition(":") if isinstance(line, str) else ("", "", "")
+    if isinstance(line, Grammar) or kind == "grammar" and not vocabulary.gaps:
         return _grammar(line, vocabulary)
-    table = line if isinstance(line, Table) else _compiled(line, _pattern(line), vocabulary)
+    if kind in ("grammar", "nested"):
+        table = _nested(line, _text(own, "grammar"), vocabulary)
+    else:
+        table = line if isinstance(line, Table) else _compiled(line, _pattern(line), vocabulary)
     if len(table.classes) != vocabulary.size:
         raise ValueError(
             f"{shown(table.line)}: its table is of {len(table.classes)} tokens, and {vocabulary.name} has {vocabulary.size}"
@@ -85,14 +90,20 @@ def _compiled(line: str, pattern: str, vocabulary: Vocabulary) -> Table:
     return table_of(automaton(pattern, line), vocabulary, line)
 
 
+@functools.lru_cache(maxsize=64)
+def _nested(line: str, text: str, vocabulary: Vocabulary) -> Table:
+    """The table of a grammar: a canvas has gaps, which a matcher that goes from left to right cannot follow."""
+    if text.lstrip()[:1] == "{":
+        raise ValueError(f"{shown(line)}: it is a JSON Schema, which json:... follows by a table")
+    read_by_guidance(line, text, vocabulary)
+    return table_of(bounded(text, line), vocabulary, line)
+
+
 def _grammar(given: Any, vocabulary: Vocabulary) -> Grammar:
     line = given if isinstance(given, str) else given.line
     if vocabulary.meshed:
-        raise ValueError(f"{shown(line)}: a grammar is followed on the host of one device: leave the mesh out")
-    if vocabulary.gaps:
         raise ValueError(
-            f"{shown(line)}: a grammar is followed from left to right, and {vocabulary.name} fills a canvas: give json, regex "
-            "or choice"
+            f"{shown(line)}: a grammar is followed on the host of one device: give nested:..., or leave the mesh out"
         )
     own = given if isinstance(given, Grammar) else _opened(line, _text(line.partition(":")[2], "grammar"), vocabulary)
     if own.vocabulary != vocabulary:

@@ -69,7 +69,7 @@ def automaton(pattern: str, line: str) -> Automaton:
     steps, first, finals = _index(f"(?:{pattern}){END}", line)
     names = [first, *sorted((steps.keys() | finals) - {first})]
     number = {name: at for at, name in enumerate(names)}
-    _check_states(len(names), line)
+    check_states(len(names), line)
     following = np.full((len(names), 256), NONE, np.int32)
     for name, own in steps.items():
         for byte, after in own.items():
@@ -202,7 +202,7 @@ def re_class(own: str) -> bool:
     return own.startswith("[^") or any(f"\\{kind}" in own for kind in "wWdDsSpP")
 
 
-def _check_states(count: int, line: str) -> None:
+def check_states(count: int, line: str) -> None:
     if count > MOST_STATES:
         raise ValueError(
             f"{shown(line)}: its automaton has {count} states, and at most {MOST_STATES} fit: count less, or nest less"

@@ -118,7 +118,8 @@ class Table:
 
 
 def shown(line: str) -> str:
-    """A constraint's line for errors, cut if it is long."""
+    """A constraint's line for errors, cut if it is long; a grammar may have several lines."""
+    line = line.strip().replace("\n", " ")
     return f"constraint {line if len(line) <= 60 else line[:57] + '...'}"
 
 

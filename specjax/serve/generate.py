@@ -66,7 +66,7 @@ def generate(
       max_new_tokens: the limit of new tokens; None: 128.
       stop: one or several strings that end a text, which does not include them.
       constraint: a language that every text belongs to: `"json:FILE"`, `"json:{...}"` (a JSON Schema), `"regex:..."`,
-        `"choice:a|b"` or `"grammar:FILE"`; see docs/constraints.md.
+        `"choice:a|b"`, `"grammar:FILE"` or `"nested:FILE"`; see docs/constraints.md.
       num_return_sequences: independent completions of each prompt, listed together; a search gives its best texts.
       select: selects one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
         `"borda:power=0.7"` (see `specjax searches`); None: all.

@@ -156,7 +156,8 @@ class PromptOptions:
     stop: tuple[str, ...] = option((), "end the text before this string; may be repeated", metavar="STRING")
     constraint: str | None = option(
         None,
-        "write only texts of a language: json:FILE or json:{...} (a JSON Schema), regex:..., choice:a|b or grammar:FILE",
+        "write only texts of a language: json:FILE or json:{...} (a JSON Schema), regex:..., choice:a|b, grammar:FILE or "
+        "nested:FILE",
         metavar="LINE",
     )
     ignore_eos: bool = option(False, "continue after the end-of-sequence token")

@@ -47,8 +47,9 @@ TABLE = Shape(read, _widths, _array, _sizes, of_ids=False)
 
 def _field() -> Any:
     field = listing(
-        'only texts of a language: "json:FILE", "json:{...}" (a JSON Schema), "regex:...", "choice:a|b" or "grammar:FILE"',
-        "json:FILE, json:SCHEMA, regex:..., choice:a|b or grammar:FILE",
+        'only texts of a language: "json:FILE", "json:{...}" (a JSON Schema), "regex:...", "choice:a|b", "grammar:FILE" or '
+        '"nested:FILE"',
+        "json:FILE, json:SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE",
         TABLE,
     )
     make = lambda value, vocabulary, room, others: compiled(value, vocabulary, room)
@@ -154,7 +155,7 @@ def _moves(own: Columns, gaps: Gaps) -> Moves:
     table = own["constraint"]
     if table["handle"].shape[1]:
         raise ValueError(
-            "a grammar is followed from left to right, and a canvas has gaps: give a table (regex, json, choice)"
+            "a grammar is followed from left to right, and a canvas has gaps: give a table (regex, json, choice, nested)"
         )
     return Moves.of(table, gaps.never)
 

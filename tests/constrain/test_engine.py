@@ -29,7 +29,7 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
     "required": ["name", "age"],
 }
-KINDS = "json:FILE, json:SCHEMA, regex:..., choice:a|b or grammar:FILE"
+KINDS = "json:FILE, json:SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE"
 JSON, CHOICE = {"json": SCHEMA}, "choice:yes|no|perhaps"
 PROMPTS = ["Name a person.", [20, 30, 40, 50], "Is it?", "a b a b a b"]
 SAMPLINGS = [
@@ -81,7 +81,7 @@ def test_a_mesh_changes_nothing():
     engine = Engine(model(), decode=Speculate((Forced(length=4), None)), mesh="data=4,model=2")
     records = engine.generate(PROMPTS, sampling=SAMPLINGS)
     assert [record.tokens for record in records] == [record.tokens for record in plain()]
-    with pytest.raises(ValueError, match="a grammar is followed on the host of one device: leave the mesh out"):
+    with pytest.raises(ValueError, match="on the host of one device: give nested:..., or leave the mesh out"):
         engine.request("a", constraint={"grammar": 'start: "a"'})
 
 
@@ -173,6 +173,7 @@ def test_what_a_model_cannot_do_is_one_line():
         ({"constraint": JSON, "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),
         ({"constraint": CHOICE, "ignore_eos": True}, "needs a token that ends it"),
         ({"constraint": 'json:{"not": {"pattern": "a"}}'}, "unsupported keyword: not"),
+        ({"constraint": 'json:{"not": {}}'}, "the schema allows no value"),
     ):
         with pytest.raises(ValueError) as error:
             engine.request("a", **options)
@@ -186,8 +187,8 @@ def test_what_a_canvas_cannot_do_is_one_line():
     for decode, options, said in (
         (
             None,
-            {"constraint": {"grammar": 'start: "a"'}},
-            "followed from left to right, and tiny-diffusion fills a canvas",
+            {"constraint": {"grammar": {"type": "integer"}}},
+            "it is a JSON Schema, which json:... follows by a table",
         ),
         (None, {"constraint": JSON, "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),
         (None, {"constraint": JSON, "suffix": " x", "max_new_tokens": 3}, "and the limit is 3: raise max_new_tokens"),

@@ -148,7 +148,7 @@ def test_what_is_no_grammar_is_one_line(tmp_path):
         ("grammar:{", vocabulary(), "the schema is not JSON: "),
         ({"grammar": "start: item"}, vocabulary(), "constraint grammar:start: item: the grammar cannot be read: "),
         ("grammar:no/such.lark", vocabulary(), "the grammar no/such.lark cannot be read (No such file or directory)"),
-        (own, meshed, "a grammar is followed on the host of one device: leave the mesh out"),
+        (own, meshed, "a grammar is followed on the host of one device: give nested:..., or leave the mesh out"),
         (own, other, "it was made for another model's tokens: give its line"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)) as error:

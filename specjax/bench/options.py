@@ -53,8 +53,8 @@ class BenchOptions:
         None, "suite schema: the kind of constraint, json or grammar (default: json)", choices=("json", "grammar")
     )
     coverage: bool = option(False, "suite schema: count coverage and write no texts")
-    alone: str = option(
-        "",
+    alone: str | None = option(
+        None,
         "suite schema: also these engines without a model, llguidance, outlines-core or both with a comma",
         metavar="A,B",
     )

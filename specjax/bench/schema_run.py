@@ -126,11 +126,11 @@ def command(options: BenchOptions) -> int:
     return 0
 
 
-def _alone(given: str) -> list[str]:
+def _alone(given: str | None) -> list[str]:
     """The engines of `--alone`."""
-    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
     if unknown := [name for name in names if name not in alone.ENGINES]:
-        raise ValueError(f"alone names {unknown[0]!r}: choose {' or '.join(alone.ENGINES)}")
+        raise ValueError(f"--alone names {unknown[0]!r}: choose {' or '.join(alone.ENGINES)}")
     for name in names:
         if find_spec(name.replace("-", "_")) is None:
             raise ValueError(f"alone needs the package {name}: pip install 'specjax[constrain]'")

@@ -219,7 +219,7 @@ MORE = {
 """Cases of keywords that become others."""
 
 
-FAST = {*SCHEMAS, "patterns", "if", "different", "unevaluated", "anchors", "remarks"} - {"any", "values"}
+FAST = {*SCHEMAS, "patterns", "if", "different", "unevaluated", "anchors", "remarks"} - {"any", "values", "moment"}
 
 
 @pytest.mark.parametrize(

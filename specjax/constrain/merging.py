@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.constrain.opposite import FRACTIONAL, NEGATED, is_plain
-from specjax.constrain.words import KNOWN, Unsupported, check
+from specjax.constrain.words import KNOWN, OF_TYPE, Unsupported, check
 
 MOST_WAYS = 128
 """Branches of two `anyOf` that hold at once."""
@@ -16,6 +16,8 @@ _LARGER = frozenset(("minimum", "exclusiveMinimum", "minLength", "minItems", "mi
 _SMALLER = frozenset(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"))
 _WITHIN = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"))
 """Keywords whose parts evaluate properties and items of the same value."""
+_OF_OTHERS = {word for kind, words in OF_TYPE.items() for word in words if kind != "object"} | {"enum", "const"}
+"""Keywords that tell values apart which are no objects."""
 _KEPT = KNOWN | {NEGATED, FRACTIONAL}
 _REST = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
 
@@ -180,8 +182,24 @@ def _types(own: Sequence[str], other: Sequence[str]) -> list[str]:
     return sorted(wide(own) & wide(other))
 
 
+def exclusive(branches: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] | None:
+    """The parts as those of which no two hold at once; None if that is not plain.
+
+    Their types tell, their values, or those of a required property. A property tells only of objects. Where all parts have
+    the same types and keywords of objects alone, more than one holds for any other value: they become parts of objects.
+    """
+    if apart(branches):
+        return branches
+    kinds = [set(_named(each)) for each in branches]
+    other = any(own != kinds[0] for own in kinds) or any(_OF_OTHERS & each.keys() for each in branches)
+    if other or kinds[0] and "object" not in kinds[0]:
+        return None
+    objects = [{**each, "type": "object"} for each in branches]
+    return objects if apart(objects) else None
+
+
 def apart(branches: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it is plain that no two parts hold at once: by their types, their values or those of a required property."""
+    """Whether it is plain that no two parts hold at once."""
     return all(_apart(one, two) for one, two in itertools.combinations(branches, 2))
 
 
@@ -198,7 +216,7 @@ def _apart(one: Any, two: Any) -> bool:
     own, other = _values(one), _values(two)
     if own is not None and other is not None:
         return not set(own) & set(other)
-    if not (types[0] == types[1] == ["object"] or all("properties" in each for each in (one, two))):
+    if not types[0] == types[1] == ["object"]:
         return False
     shared = set(one.get("required", [])) & set(two.get("required", []))
     ours, theirs = one.get("properties", {}), two.get("properties", {})

@@ -4,6 +4,12 @@ import math
 
 FRACTION = r"(?:\.[0-9]+)?"
 """Digits after the point, or none."""
+DIGITS = 15
+"""Decimal digits that every double keeps: numbers of no more differ as doubles if they differ."""
+LARGEST = 10**30
+"""No bounded number is larger, and no bound from below."""
+EXACT = 10 ** (DIGITS - 1)
+"""Up to which a bounded number may have digits after the point."""
 
 
 def integers(low: float | None, high: float | None) -> str | None:
@@ -65,29 +71,43 @@ def numbers(low: int | None, high: int | None, above: bool, below: bool) -> str 
 
 
 def _decimals(low: int, high: int | None, above: bool, below: bool) -> str | None:
-    """The numbers between two natural ones."""
+    """The numbers between two natural ones. None has so many digits that rounding carries it to a bound that is left out."""
     if high is not None and (low > high or low == high and (above or below)):
         return None
-    parts, first = [], low + above
-    if above and (high is None or low < high):
-        parts.append(rf"{low}\.[0-9]*[1-9][0-9]*")
-    if high is None or first < high:
-        parts.append(f"(?:{_naturals(first, None if high is None else high - 1)}){FRACTION}")
+    if low >= EXACT:
+        return integers(low + above, None if high is None else high - below)
+    if high is not None and high > EXACT:
+        return "|".join(filter(None, (_decimals(low, EXACT, above, True), _decimals(EXACT, high, False, below))))
+    parts, first, last = [], low + above, None if high is None else high - 1 - below
+    if above:
+        parts.append(f"{low}{fraction(len(str(low)))}")
+    if last is None or first <= last:
+        parts.append(f"(?:{_naturals(first, last)}){FRACTION}")
     if high is not None and not below:
         parts.append(rf"{high}(?:\.0+)?")
+    elif high is not None and first < high:
+        parts.append(rf"{high - 1}(?:\.0+|{fraction(len(str(high - 1)))})?")
     return "|".join(parts) or None
+
+
+def fraction(whole: int) -> str:
+    """Digits after the point of a number with `whole` digits before it: as many as are read exactly, and not all 0."""
+    return rf"\.[0-9]{{0,{DIGITS - whole - 1}}}[1-9]0*"
 
 
 def _naturals(low: int, high: int | None) -> str:
     """The natural numbers from `low` to `high`, both included, without leading zeros."""
-    width = len(str(low))
+    width, whole = len(str(low)), low == 10 ** (len(str(low)) - 1)
+    if high is not None and width == len(str(high)):
+        return "|".join(_same_width(str(low), str(high)))
+    parts = [] if whole else _same_width(str(low), "9" * width)
+    digits = width - 1 if whole else width
     if high is None:
-        return "|".join([*_same_width(str(low), "9" * width), f"[1-9][0-9]{{{width},}}"])
-    parts = []
-    while width < len(str(high)):
-        parts += _same_width(str(low), "9" * width)
-        low, width = 10**width, width + 1
-    return "|".join(parts + _same_width(str(low), str(high)))
+        return "|".join([*parts, f"[1-9][0-9]{{{digits},}}"])
+    last = len(str(high)) - 1
+    if digits < last:
+        parts.append(f"[1-9][0-9]{{{digits},{last - 1}}}")
+    return "|".join(parts + _same_width(str(10**last), str(high)))
 
 
 def _same_width(low: str, high: str) -> list[str]:

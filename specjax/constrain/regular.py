@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import marshal
+import re
 import subprocess
 import sys
 from typing import Any
@@ -21,6 +22,11 @@ END = "\U0010ffff"
 """Stands after every text while it is compiled, and in none: it is no character. So no state that accepts has a step that
 matters; outlines-core (0.2.14) forgets some of these: of `(ab)*` it makes an index of the empty text.
 """
+BEGIN = "\U0010fffe"
+"""Stands before every text while it is compiled. outlines-core also follows matches that begin later in a text, so the states
+of `[1-9][0-9]{20}` would double with each digit. With the sign, a match begins nowhere else.
+"""
+_NO_PLACES = re.compile(r"\\[^AbBz]|\[\^")
 SECONDS = 20
 """For which an expression may be compiled."""
 _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
@@ -66,7 +72,12 @@ def automaton(pattern: str, line: str) -> Automaton:
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2 == 1:
         pattern = pattern[:-1]
-    steps, first, finals = _index(f"(?:{pattern}){END}", line)
+    begin = (
+        "" if set(_NO_PLACES.sub("", pattern)) & {"^", "\\"} else BEGIN
+    )  # `a|^b` is an error, and its ^ is before a text
+    steps, first, finals = _index(f"{begin}(?:{pattern}){END}", line)
+    for byte in begin.encode():
+        first = steps.pop(first)[byte]
     names = [first, *sorted((steps.keys() | finals) - {first})]
     number = {name: at for at, name in enumerate(names)}
     check_states(len(names), line)

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from specjax.constrain.members import SPACE, array, containing, counted, sequence
-from specjax.constrain.merging import apart, both, canonical, joined, matched, merge, settled
-from specjax.constrain.numbers import FRACTION, integers, multiples, numbers
+from specjax.constrain.merging import both, canonical, exclusive, joined, matched, merge, settled
+from specjax.constrain.numbers import FRACTION, LARGEST, fraction, integers, multiples, numbers
 from specjax.constrain.opposite import FRACTIONAL, is_plain, negated
 from specjax.constrain.pattern import PLAIN, begins, in_string, widths
 from specjax.constrain.references import pointed
@@ -99,8 +99,10 @@ class _Reader:
         rest, given = {name: own for name, own in schema.items() if name != word}, listed(schema, word)
         found = [self.flat(joined(rest, one), followed) for one in given]
         found = [one for one in found if one[0] is not None]
-        if word == "anyOf" or apart([one for one, _ in found]):
+        if word == "anyOf":
             return found
+        if (plain := exclusive([one for one, _ in found])) is not None:
+            return [(one, own) for one, (_, own) in zip(plain, found, strict=True)]
         if len(given) > MOST_BRANCHES:
             raise Unsupported(f"oneOf of more than {MOST_BRANCHES} branches that may both hold")
         try:
@@ -110,7 +112,7 @@ class _Reader:
             found = [self.flat(joined(rest, one), followed) for one in alone]
         except Unsupported as error:
             raise Unsupported(
-                f"oneOf of branches that may both hold; anyOf, if that is meant, is supported ({error})"
+                f"oneOf of branches that may both hold; anyOf, if that is meant, is supported ({error.what})"
             ) from error
         return [one for one in found if one[0] is not None]
 
@@ -122,7 +124,7 @@ class _Reader:
         while True:
             if schema is True:
                 return {}, followed
-            if schema is False or schema is None:
+            if schema is False:
                 return None, followed
             check(schema)
             word = next((word for word in _JOINED if word in schema), None)
@@ -154,11 +156,13 @@ class _Reader:
         if word == "if":
             then, other = rest.pop("then", True), rest.pop("else", True)
             if then is True and other is True:
+                if not isinstance(own, bool):
+                    check(own)
                 return True
             try:
                 return {"anyOf": [both(own, then), both(negated(own, self.resolved), other)]}
             except Unsupported as error:
-                raise Unsupported(f"if ({error})") from error
+                raise Unsupported(f"if ({error.what})") from error
         needed = lambda one: {"required": one} if isinstance(one, list) else one
         ways = [
             {"anyOf": [{"properties": {name: False}}, both({"required": [name]}, needed(one))]}
@@ -190,6 +194,8 @@ class _Reader:
         )
         values = [own for own in values if types is None or any(is_of(own, kind) for kind in types)]
         values = [own for own in values if canonical(own) not in map(canonical, forbidden)]
+        if FRACTIONAL in schema:
+            values = [own for own in values if not is_of(own, "integer")]
         rest = {word: schema[word] for words in OF_TYPE.values() for word in words if word in schema}
         return either(literal(own) for own in values if not rest or self.holds(rest, own, followed))
 
@@ -401,7 +407,7 @@ class _Reader:
         if FRACTIONAL in schema:
             if low is not None or high is not None or forbidden or "multipleOf" in schema:
                 raise Unsupported("not of integers beside other keywords of numbers")
-            return rf"{INTEGER}\.[0-9]*[1-9][0-9]*"
+            return f"-?(?:0|[1-9][0-9]{{0,7}}){fraction(8)}"
         if forbidden or "multipleOf" in schema:
             return self.integer(schema, followed)
         if low is None and high is None:
@@ -470,4 +476,11 @@ def _bounds(schema: Mapping[str, Any]) -> tuple[float | None, float | None, bool
 
     low, above = tightest("minimum", "exclusiveMinimum", 1)
     high, below = tightest("maximum", "exclusiveMaximum", -1)
+    for word, bound, sign in (("minimum", low, 1), ("maximum", high, -1)):
+        if bound is not None and sign * bound > LARGEST:
+            raise Unsupported(f"{word} {bound:.3g}; bounds up to {LARGEST:.0e} are supported")
+    if low is not None and low < -LARGEST:
+        low, above = -LARGEST, False
+    if high is not None and high > LARGEST:
+        high, below = LARGEST, False
     return low, high, above, below

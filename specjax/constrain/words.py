@@ -1,6 +1,7 @@
 """The keywords of JSON Schemas: which are followed, which say nothing, and which are refused, for they forbid something."""
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,16 +24,17 @@ PARTS = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref
 MEANINGLESS = frozenset((
     "title", "description", "default", "examples", "$schema", "$id", "$anchor", "$dynamicAnchor", "$comment", "$defs",
     "$vocabulary", "definitions", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType",
-    "contentSchema", "id",
+    "contentSchema", "id", "note",
 ))  # fmt: skip
 """Keywords that allow and forbid nothing."""
-REFUSED = frozenset((
+REFUSED = dict.fromkeys((
     "$dynamicRef", "$recursiveRef", "$recursiveAnchor", "additionalItems", "disallow", "divisibleBy", "extends",
     "formatMaximum", "formatMinimum", "formatExclusiveMaximum", "formatExclusiveMinimum", "minimumCanEqual", "maximumCanEqual",
-))  # fmt: skip
-"""Keywords of this draft, older ones and well-known extensions that forbid something and are not followed."""
+), "") | {"nullable": '; list the type instead: "type": [..., "null"]'}  # fmt: skip
+"""Keywords of this draft, older ones and extensions that change what is allowed and are not followed, with advice."""
 KNOWN = frozenset(word for words in OF_TYPE.values() for word in words) | PARTS | {"type", "enum", "const"}
-_NEAR = {word.lower(): word for word in KNOWN | REFUSED}
+_NEAR = {word.lower(): word for word in KNOWN | REFUSED.keys()}
+_NEAR |= {"min": "minimum", "max": "maximum", "minlen": "minLength", "maxlen": "maxLength"}
 _ALIKE = 0.85
 """How alike two words are of which one is taken for the other, misspelt; 1 for equal ones."""
 
@@ -42,13 +44,17 @@ class Unsupported(ValueError):
 
     def __init__(self, what: str):
         super().__init__(f"the schema has an unsupported keyword: {what}")
+        self.what = what
 
 
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
+)  # fmt: skip
 _MALFORMED = {
     **dict.fromkeys(("properties", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"), dict),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), int),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), (int, float)),
-    "required": list, "pattern": str, "minContains": int, "maxContains": int, "type": (str, list), "format": str, "$ref": str,
+    **dict.fromkeys(_COUNTS, int),
+    "required": list, "enum": list, "pattern": str, "type": (str, list), "format": str, "$ref": str, "uniqueItems": bool,
 }  # fmt: skip
 
 
@@ -56,22 +62,40 @@ def check(schema: Any) -> None:
     """Raises ValueError on a part that is no schema, and on keywords that are not followed. Others say nothing."""
     if not isinstance(schema, dict):
         raise ValueError(f"a part of the schema is {schema!r:.40}, and should be an object, true or false")
-    for word in schema:
+    for word, own in schema.items():
         if word not in KNOWN and word not in MEANINGLESS:
-            _check_unknown(word)
-    for word in schema.keys() & _MALFORMED.keys():
-        own, kind = schema[word], _MALFORMED[word]
-        whole = kind is int and isinstance(own, float) and own.is_integer()
-        if isinstance(own, bool) or not isinstance(own, kind) and not whole:
+            _check_unknown(word, own)
+        if word in _MALFORMED and not _is_formed(word, own) or word in ("enum", "const") and not _is_finite(own):
             raise ValueError(f"the schema's {word} is {own!r:.40}, which it cannot be")
+    if isinstance(schema.get("type"), list) and (wrong := [own for own in schema["type"] if not isinstance(own, str)]):
+        raise ValueError(f"the schema's type holds {wrong[0]!r:.40}, which is no name")
     if wrong := [name for name in schema.get("required", []) if not isinstance(name, str)]:
         raise ValueError(f"the schema's required holds {wrong[0]!r:.40}, which is no name")
 
 
-def _check_unknown(word: str) -> None:
+def _is_formed(word: str, own: Any) -> bool:
+    """Whether a keyword has a value of the kind that it needs."""
+    kind = _MALFORMED[word]
+    if isinstance(own, bool) or kind is bool:
+        return kind is bool and isinstance(own, bool)
+    if isinstance(own, float) and (kind is int and not own.is_integer() or not math.isfinite(own)):
+        return False
+    return own >= 0 if word in _COUNTS and isinstance(own, int | float) else isinstance(own, kind)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether JSON can write a value: it has no infinity."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _check_unknown(word: str, own: Any) -> None:
     """The draft passes over unknown keywords. A misspelt one would then allow what its writer wanted to forbid."""
+    if word == "nullable" and own is False:
+        return
     if word in REFUSED:
-        raise Unsupported(word)
+        raise Unsupported(word + REFUSED[word])
     if word.startswith("x-"):
         return
     if near := difflib.get_close_matches(word.lower(), _NEAR, 1, _ALIKE):

@@ -157,6 +157,7 @@ def test_masks_are_those_of_another_matcher(regex):
 
 ERRORS = {
     "regex:(": "the expression cannot be compiled", "regex:a(?=b)": "the expression cannot be compiled",
+    "regex:a|^b": "the expression cannot be compiled",
     "regex:[^\\x00-\\x{10FFFF}]": "it matches no text", "regex:a{900}": "905 states, and at most 512",
     "regex:(\\w{50}){90}": "more than 100000 signs", "choice:a||b": "a choice is empty",
     "json:{": "the schema is not JSON", "json:no/such.json": "no/such.json cannot be read (No such file or directory)",

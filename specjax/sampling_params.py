@@ -54,7 +54,9 @@ def is_set(name: str, value: Any) -> bool:
 
 
 def check_walked(options: Any, how: str, obeys: bool, aligns: bool = False) -> None:
-    """Raises ValueError if options turn on a warper that removes tokens along the text, and these might be written, or if both a warper and the way to decode bring texts nearer to a constraint's distribution.
+    """Raises ValueError if options turn on a warper that removes tokens along the text, and these might be written.
+
+    It also does if both a warper and the way to decode bring texts nearer to a constraint's distribution.
 
     Args:
       options: see `in_use`.

@@ -17,7 +17,7 @@ from specjax.draft import ModelDrafter
 from specjax.reference import statistics
 from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.warp import walked
-from specjax.sampling_params import SamplingOptions, begun, form_of
+from specjax.sampling_params import SamplingOptions, begun, check_walked, form_of
 from specjax.tree import Topology, Tree
 from specjax.warpers import completing
 from specjax.warpers.completing import guide_of, guided
@@ -176,6 +176,14 @@ def test_what_no_longer_changes_is_kept_once():
     assert lengths[1] == 2 < lengths[0] < 6 and lengths[0] == lengths[2] == lengths[3]
     assert found[0] == found[2] == found[3] != found[1]  # by digest
     assert all(np.shares_memory(found[0].ahead, each.ahead) for each in found[2:])
+
+
+def test_a_refusal_names_what_forbids_and_not_the_guide():
+    table = language()
+    guide = guided(random_hmm(), table, NEW)
+    check_walked(SamplingOptions(temperature=1.0, guide=guide), "this", obeys=False)  # it forbids nothing
+    with pytest.raises(ValueError, match="^this may write tokens that a constraint forbids: leave constraint out"):
+        check_walked(SamplingOptions(temperature=1.0, guide=guide, constraint=table), "this", obeys=False)
 
 
 def test_what_cannot_be_guided_is_refused(monkeypatch):

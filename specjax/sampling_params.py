@@ -54,8 +54,9 @@ def is_set(name: str, value: Any) -> bool:
 
 
 def check_walked(options: Any, how: str, obeys: bool, aligns: bool = False) -> None:
-    """Raises ValueError if options turn on a warper that walks along the text, and tokens that it forbids might be written,
-    or if both a warper and the way to decode bring texts nearer to a constraint's distribution.
+    """Raises ValueError if options turn on a warper that removes tokens along the text, and these might be written.
+
+    It also does if both a warper and the way to decode bring texts nearer to a constraint's distribution.
 
     Args:
       options: see `in_use`.
@@ -63,7 +64,7 @@ def check_walked(options: Any, how: str, obeys: bool, aligns: bool = False) -> N
       obeys: whether that way writes only what the warpers leave.
       aligns: whether that way brings texts nearer to the model's distribution given a constraint.
     """
-    strict = [each.switches[0] for each in WARPERS if each.walks and in_use(each, options)]
+    strict = [each.switches[0] for each in WARPERS if each.walks and each.removes and in_use(each, options)]
     if not strict:
         return
     if not obeys:

@@ -32,7 +32,7 @@ from specjax.lm import LM
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
-from specjax.sampling.warp import filled, warp
+from specjax.sampling.warp import filled, fillings, warp
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
 from specjax.state import Finish, Stats, finish_rows
@@ -386,7 +386,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
     def _possible(self, state, at, logits):
         """Logits `[B, W, V]` of positions without what is never predicted, and what the rows' constraints forbid there."""
         logits = logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
-        return filled(logits, state.sampling, self._gaps(state), at)
+        gaps = self._gaps(state)
+        return filled(logits, fillings(state.sampling, gaps.never), gaps, at)
 
     def _gaps(self, state) -> Gaps:
         return gaps_of(state, self.mask_id, self._end(state), self.never)

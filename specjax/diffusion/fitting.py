@@ -2,8 +2,12 @@
 together.
 
 Each token may stand where it was predicted, if all else stays (`specjax.sampling.warp.filled`). Two of one pass may
-still exclude each other. So a pass's tokens are put in order, and the longest beginning of that order is written after
-which the canvas can still be filled.
+still exclude each other. So a pass's tokens are put in order, and a beginning of that order is written after which the
+canvas can still be filled.
+
+That is the longest one if the pass replaces no token: if a beginning fits, so does every shorter one. Where tokens are
+replaced, two may fit together and neither alone, so bisection may miss a longer beginning. It never writes less than the
+longest beginning that replaces nothing.
 """
 
 import dataclasses
@@ -15,12 +19,12 @@ from specjax.arrays import Array
 from specjax.diffusion.common import block_of, put
 from specjax.diffusion.state import DiffusionState
 from specjax.diffusion.unmask.base import Choice, ranks
-from specjax.sampling.warp import bound, completable
+from specjax.sampling.warp import bound, completable, fillings
 from specjax.warpers.gaps import Gaps
 
 
 def gaps_of(state: DiffusionState, mask_id: int, end: Array, never: tuple[int, ...]) -> Gaps:
-    """The rows' new texts: from the first open position to the last, before `end` `[B]`.
+    """The rows' new texts: from `prompt_length` to the last open position, before `end` `[B]`.
 
     Args:
       state: the rows.
@@ -40,7 +44,7 @@ def gaps_of(state: DiffusionState, mask_id: int, end: Array, never: tuple[int, .
 def fitted(
     state: DiffusionState, gaps: Gaps, at: Array, view: Array, commit: Array, choice: Choice
 ) -> tuple[Array, Choice]:
-    """The commits `[B, W]` and the choice of a pass, cut so that its canvases can be filled.
+    """The commits `[B, W]` and the choice of a pass, cut so that its canvases can be filled; see this module.
 
     The order is: tokens of open positions, the surest first; those at further positions, from left to right; tokens
     that replace others, the surest first. Of the tokens that were predicted for the canvas, the first alone always fits.
@@ -53,14 +57,15 @@ def fitted(
       commit: `[B, W]` bool, what would be committed.
       choice: of the policy.
     """
-    on = bound(state.sampling, gaps.live)
+    known = fillings(state.sampling, gaps.never)
+    on = bound(known, gaps.live)
     if on is None:
         return commit, choice
-    cut = lambda: _cut(state, gaps, on, at, view, commit, choice)
+    cut = lambda: _cut(known, gaps, on, at, view, commit, choice)
     return jax.lax.cond(jnp.any(on), cut, lambda: (commit, choice))
 
 
-def _cut(state, gaps, on, at, view, commit, choice):
+def _cut(known, gaps, on, at, view, commit, choice):
     tokens, place, base = _proposed(gaps, at, view, commit, choice)
 
     def with_first(count) -> Gaps:
@@ -69,7 +74,7 @@ def _cut(state, gaps, on, at, view, commit, choice):
 
     def one(carry):
         low, high, asked = carry
-        fits = completable(state.sampling, with_first(asked))
+        fits = completable(known, with_first(asked))
         low, high = jnp.where(fits, asked, low), jnp.where(fits, high, asked - 1)
         low = jnp.minimum(low, high)
         return low, high, (low + high + 1) // 2
@@ -85,7 +90,7 @@ def _cut(state, gaps, on, at, view, commit, choice):
         choice = dataclasses.replace(choice, besides=jnp.where(block_of(stays, view), choice.besides, -1))
     if choice.end is not None:
         shorter = dataclasses.replace(with_first(kept), end=jnp.clip(choice.end, gaps.begin, gaps.end))
-        ends = completable(state.sampling, shorter) | ~on
+        ends = completable(known, shorter) | ~on
         choice = dataclasses.replace(choice, end=jnp.where(ends, choice.end, jnp.iinfo(jnp.int32).max))
     return commit, choice
 

@@ -28,6 +28,7 @@ from specjax.serve.selecting import Choose, selected
 from specjax.serve.slots import in_order
 from specjax.sharding.rules import parts
 from specjax.speculative import prefill_columns, prefill_width
+from specjax.terminal import flag
 
 _LOG = logging.getLogger(__name__)
 PARTS = 8
@@ -187,7 +188,7 @@ def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
     if decoder.options.task_constraint:
         if item.constraint is None or options.get("constraint"):
             why = "it has a constraint already" if options.get("constraint") else "it asks for no form"
-            raise ValueError(f"{why}, so task_constraint is not for it")
+            raise ValueError(f"{why}, so {flag('task_constraint')} is not for it")
         options["constraint"] = item.constraint
     if not infill or item.gap is None:
         return engine.request(item.prompt, suffix=item.suffix, **options)

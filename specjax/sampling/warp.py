@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import WARPERS, Text, Warper
-from specjax.warpers.base import Columns, chosen
+from specjax.warpers.base import Columns, Filling, chosen
 from specjax.warpers.gaps import Gaps
 
 Array = jax.Array
@@ -147,41 +147,46 @@ def tried(sampling: SamplingArrays, text: Text, vocab: int, first: Array, second
     return found
 
 
-def bound(sampling: SamplingArrays, live: Array) -> Array | None:
+Fillings = tuple[tuple[Array, Filling], ...]
+"""Of each warper that knows what may stand in a canvas: the rows `[B]` that use it, and what it knows."""
+
+
+def fillings(sampling: SamplingArrays, never: tuple[int, ...]) -> Fillings:
+    """What the warpers with columns know of canvases; `never` are ids that will not be written.
+
+    It depends on the parameters alone. So make it outside branches and loops.
+    """
+    owns = [(each, sampling.own(each)) for each in WARPERS if each.fills]
+    found = [(each.used(own), each.filling(own, never)) for each, own in owns if own is not None]
+    return tuple((used, filling) for used, filling in found if filling is not None)
+
+
+def bound(known: Fillings, live: Array) -> Array | None:
     """`[B]` bool: the live rows whose canvases warpers restrict; None if no row can be one."""
-    found = [live & each.used(own) for each, own in _filling(sampling)]
-    return functools.reduce(jnp.logical_or, found) if found else None
+    return functools.reduce(jnp.logical_or, [live & used for used, _ in known]) if known else None
 
 
-def filled(scores: Array, sampling: SamplingArrays, gaps: Gaps, at: Array) -> Array:
+def filled(scores: Array, known: Fillings, gaps: Gaps, at: Array) -> Array:
     """Scores `[B, N, V]` of tokens at places `at` `[B, N]` of a canvas, without those after which it could not be filled.
 
     The places are in sequence, and all before the first of them is known.
     """
-    for each, own in _filling(sampling):
-        on = gaps.live & each.used(own)
-        change = lambda scores, each=each, own=own, on=on: jnp.where(
-            on[:, None, None], each.filled(scores, own, gaps, on, at), scores
+    for used, filling in known:
+        on = gaps.live & used
+        change = lambda scores, filling=filling, on=on: jnp.where(
+            on[:, None, None], filling.filled(scores, gaps, on, at), scores
         )
         scores = jax.lax.cond(jnp.any(on), change, lambda scores: scores, scores)
     return scores
 
 
-def completable(sampling: SamplingArrays, gaps: Gaps) -> Array:
+def completable(known: Fillings, gaps: Gaps) -> Array:
     """`[B]` bool: whether warpers let the open places of a canvas be filled."""
     found = jnp.ones_like(gaps.live)
-    for each, own in _filling(sampling):
-        on = gaps.live & each.used(own)
-        found = found & (each.completable(own, gaps, on) | ~on)
+    for used, filling in known:
+        on = gaps.live & used
+        found = found & (filling.completable(gaps, on) | ~on)
     return found
-
-
-def _filling(sampling: SamplingArrays) -> Iterator[tuple[Warper, Columns]]:
-    """The warpers with columns that know what may stand in a canvas, each with its columns."""
-    for each in WARPERS:
-        own = sampling.own(each) if each.fills else None
-        if own is not None:
-            yield each, own
 
 
 def _walking(sampling: SamplingArrays) -> Iterator[tuple[Warper, Columns]]:

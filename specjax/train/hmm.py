@@ -22,12 +22,14 @@ from specjax.constrain import Hmm, Vocabulary
 from specjax.constrain.hmm import words_of
 from specjax.models import DEFAULT_MODEL
 from specjax.serve.options import check_least
+from specjax.serve.record_bar import bar_fits
 from specjax.settings import settled
 from specjax.sharding import make_mesh
 from specjax.terminal import bad_input, flag, note
 from specjax.train import data, prompts
 from specjax.train.options import HmmOptions, length_of
 from specjax.train.task import check_encoder
+from specjax.warpers.lists import rounded
 
 SMOOTH = 1e-3
 """The share of each distribution that is spread evenly, so that nothing is impossible."""
@@ -124,33 +126,50 @@ def improved(counts: Counts, transition: Array, emission: Array) -> tuple[Array,
     )
 
 
-def rounds(texts: list[np.ndarray], params: tuple[Array, Array, Array], batch: int) -> Iterator[tuple[Any, float]]:
+Batches = list[tuple[Array, Array]]
+"""Texts on the device: tokens `[R, T]` int32 and lengths `[R]` int32, 0 for a row without a text."""
+
+
+def batched(texts: list[np.ndarray], batch: int) -> Batches:
+    """Texts in batches of R, the shortest first, each padded to a power of two of its own."""
+    batches, ordered = [], sorted(texts, key=len)
+    batch = min(batch, len(texts))
+    for begin in range(0, len(ordered), batch):
+        part = ordered[begin : begin + batch]
+        tokens, length = np.zeros((batch, rounded(len(part[-1]))), np.int32), np.zeros(batch, np.int32)
+        for row, text in enumerate(part):
+            tokens[row, : len(text)], length[row] = text, len(text)
+        batches.append((tokens, length))
+    return jax.device_put(batches)
+
+
+def total(batches: Batches, params: tuple[Array, Array, Array]) -> Counts:
+    """The expected counts of all texts."""
+    return functools.reduce(functools.partial(jax.tree.map, jnp.add), (counted(*params, *own) for own in batches))
+
+
+def rounds(batches: Batches, params: tuple[Array, Array, Array]) -> Iterator[tuple[Any, float]]:
     """Rounds of expectation maximisation over all texts, without end.
 
     Args:
-      texts: the tokens of each, at least one.
+      batches: at least one.
       params: `[H]`, `[H, H]` and `[H, V]`.
-      batch: R.
 
     Yields:
       The parameters after a round, and the log-likelihood of all texts before it.
     """
-    longest = max(map(len, texts))
-    batches = []
-    for begin in range(0, len(texts), batch):
-        tokens, length = np.zeros((batch, longest), np.int32), np.zeros(batch, np.int32)
-        for row, text in enumerate(texts[begin : begin + batch]):
-            tokens[row, : len(text)], length[row] = text, len(text)
-        batches.append((tokens, length))
     while True:
-        total = functools.reduce(functools.partial(jax.tree.map, jnp.add), (counted(*params, *own) for own in batches))
-        params = improved(total, *params[1:])
-        yield params, float(total.log_likelihood)
+        counts = total(batches, params)
+        params = improved(counts, *params[1:])
+        yield params, float(counts.log_likelihood)
 
 
-def smoothed(params: tuple[Array, Array, Array]) -> tuple[np.ndarray, ...]:
+def smoothed(params: tuple[Array, Array, Array]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distributions with `SMOOTH` of each spread evenly, in float32 on the host."""
-    return tuple((1 - SMOOTH) * np.asarray(own) + np.float32(SMOOTH / own.shape[-1]) for own in params)
+    initial, transition, emission = (
+        (1 - SMOOTH) * np.asarray(own) + np.float32(SMOOTH / own.shape[-1]) for own in params
+    )
+    return initial, transition, emission
 
 
 def command(options: HmmOptions) -> int:
@@ -162,26 +181,34 @@ def command(options: HmmOptions) -> int:
     except prompts.Stopped as stopped:
         return stopped.status
     count = sum(map(len, texts))
-    note(f"{len(texts)} texts of {target.name}, {count} tokens; {options.states} hidden states")
+    number = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+    note(f"{number} of {target.name}, {count} tokens; {options.states} hidden states")
+    batches = batched(texts, options.batch_size)
     learned, seen = start(texts, options.states, target.lm.vocab_size, options.seed), [-math.inf]
     with _progress(options.rounds) as advance:
-        for params, found in itertools.islice(rounds(texts, learned, options.batch_size), options.rounds):
+        for params, found in itertools.islice(rounds(batches, learned), options.rounds):
             learned = params
             seen.append(found / count)
             advance(seen[-1])
             if seen[-1] - seen[-2] < options.tolerance:
                 break
-    number = len(seen) - 1
-    note(f"log-likelihood of a token: {seen[1]:.4f} nats in round 1, {seen[-1]:.4f} in round {number}")
-    about = {"target": target.name, "texts": len(texts), "tokens": count, "rounds": number, "seed": options.seed}
-    Hmm.of(options.output, *smoothed(learned), words=words).save(options.output, **about, log_likelihood=seen[-1])
+    written, done = smoothed(learned), len(seen) - 1
+    reached = float(total(batches, jax.device_put(written)).log_likelihood) / count
+    note(
+        f"log-likelihood of a token: {seen[1]:.4f} nats before the first round, {reached:.4f} as written, after {done}"
+    )
+    about = {"target": target.name, "texts": len(texts), "tokens": count, "rounds": done, "seed": options.seed}
+    Hmm.of(options.output, *written, words=words).save(options.output, **about, log_likelihood=reached)
     note(f"written to {options.output}; use it with --constraint ... --sampling guide={options.output}")
     return 0
 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr, on a terminal; the function takes what a round found."""
+    """A bar on stderr if that is a terminal; the function takes what a round found."""
+    if not bar_fits():
+        yield lambda own: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -6,7 +6,7 @@ In shapes `B` denotes rows, `T` positions, `V` the vocabulary, `L` the text buff
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -169,6 +169,25 @@ class Text:
         return jax.vmap(jax.vmap(node, in_axes=(0, 0, None, None, *rest)))(scores, paths, wide, self.length, *own)
 
 
+class Filling(Protocol):
+    """What a warper that `fills` knows of canvases with open places."""
+
+    def filled(self, scores: Array, gaps: Gaps, on: Array, at: Array) -> Array:
+        """Scores `[B, N, V]` of tokens at places of a canvas without those that are forbidden there.
+
+        Args:
+          scores: `[B, N, V]`.
+          gaps: the canvas.
+          on: `[B]` bool, rows that use the warper and matter.
+          at: `[B, N]` int32, places in sequence; all before the first of them is known.
+        """
+        ...
+
+    def completable(self, gaps: Gaps, on: Array) -> Array:
+        """`[B]` bool: whether the open places of a canvas can be filled."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Warper(abc.ABC):
     """Changes the scores of the next token, for the rows that ask for it.
@@ -195,7 +214,7 @@ class Warper(abc.ABC):
       new text. Unlike a sum, it depends on no scores.
       aligns: how it brings texts nearer to the model's distribution given a constraint, a key of
       `specjax.constrain.kinds.DISTRIBUTIONS`; empty: not at all.
-      fills: whether it also knows what may stand at the open places of a canvas (`filled`, `completable`).
+      fills: whether it also knows what may stand at the open places of a canvas (`filling`).
     """
 
     about: ClassVar[Named] = None
@@ -292,21 +311,14 @@ class Warper(abc.ABC):
         left = self.warp(jnp.zeros((orders.shape[0], 1, vocab)), own, text) > -jnp.inf
         return jnp.take_along_axis(jnp.broadcast_to(left, (orders.shape[0], 2, vocab)), orders, axis=-1)
 
-    def filled(self, scores: Array, own: Columns, gaps: Gaps, on: Array, at: Array) -> Array:
-        """Scores `[B, N, V]` of tokens at places of a canvas without those that it forbids there; for one that `fills`.
+    def filling(self, own: Columns, never: tuple[int, ...]) -> Filling | None:
+        """What it knows of canvases, made once a step; None unless it `fills`.
 
         Args:
-          scores: `[B, N, V]`.
           own: its parameters.
-          gaps: the canvas.
-          on: `[B]` bool, rows that use it and matter.
-          at: `[B, N]` int32, places in sequence; all before the first of them is known.
+          never: ids that will not be written.
         """
-        return scores
-
-    def completable(self, own: Columns, gaps: Gaps, on: Array) -> Array:
-        """`[B]` bool: whether the open places of a canvas can be filled; for one that `fills`."""
-        return jnp.ones_like(on)
+        return None
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

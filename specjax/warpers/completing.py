@@ -7,6 +7,7 @@ table, `C` its classes, `H` hidden states, `U` tokens of the language, `V` the v
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +21,12 @@ from specjax.constrain.edges import edges_of
 from specjax.constrain.hmm import Hmm
 from specjax.constrain.table import shown
 from specjax.constrain.vocabulary import Vocabulary
+from specjax.warpers.lists import rounded
 
-MOST_ENTRIES = 1 << 24
-"""Numbers of a guide: 64 MiB for a row, and more once its sizes are rounded up to powers of two."""
+MOST_ENTRIES = 1 << 23
+"""Numbers of a guide, with its sizes rounded up to powers of two: 32 MiB for a row."""
+MOST_OF_BATCH = 1 << 30
+"""Numbers of the guides of all rows, each as large as the largest sizes among them: 4 GiB."""
 CHUNK = 32
 """How many tokens more are computed in one call."""
 _EXACT = jax.lax.Precision.HIGHEST
@@ -33,7 +37,7 @@ class Guide:
     """A hidden Markov model beside the table of a constraint. Guides are equal if their digests are.
 
     Attributes:
-      digest: of the hidden Markov model, the table and the room.
+      digest: of the hidden Markov model and the table, and L.
       following: `[S, C]` int32, of the table.
       kinds: `[U]` int32, the class of each token that some text of the language has.
       place: `[V]` int32, the place of each token among those; -1 for none.
@@ -89,54 +93,97 @@ def guide_of(value: Any, vocabulary: Vocabulary, room: int, others: Mapping[str,
     return guided(hmm, table, room)
 
 
-@functools.lru_cache(maxsize=16)
 def guided(hmm: Hmm, table: Table, room: int) -> Guide:
-    """The guide to a table's language for texts of at most `room` tokens.
+    """The guide to a table's language for texts of at most `room` tokens. Guides of the same levels share their memory.
 
     Raises:
       ValueError: if it is too large.
     """
-    edges = edges_of(table, hmm)
-    ahead, scale = _ahead(hmm, table, edges, room)
-    place = np.full(len(table.classes), -1, np.int32)
-    place[edges.tokens] = np.arange(len(edges.tokens))
+    levels = _levels(hmm, table)
+    ahead, scale = levels.upto(room)
+    edges = levels.edges
     return Guide(
-        f"{hmm.digest} {table.digest} {room}", table.following, table.classes[edges.tokens], place, hmm.initial,
+        f"{hmm.digest} {table.digest} {len(ahead)}", table.following, levels.kinds, levels.place, hmm.initial,
         hmm.transition, edges.emission, ahead, scale,
     )  # fmt: skip
 
 
-def _ahead(hmm: Hmm, table: Table, edges: Any, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """`ahead` and `scale` for 0 tokens left and more, until nothing changes or the room ends."""
-    states, hidden = len(table), len(hmm)
-    rest = edges.weight.size + edges.emission.size
-    _check_size(hmm, table, rest + states * hidden)
-    ends = table.distance == 0
-    now = np.repeat(ends[:, None], hidden, axis=1).astype(np.float32), np.where(ends, 0, -np.inf).astype(np.float32)
-    found = [tuple(own[None] for own in now)]
-    ended = jnp.arange(states) == states - 1
-    given = jax.device_put((edges.begin, edges.end, edges.weight, hmm.transition))
-    while (count := sum(len(own[0]) for own in found)) < room:
-        now, more = longer(now, *given, ended, min(CHUNK, room - 1) or 1)
-        more = jax.device_get(more)
-        same = [np.array_equal(own[0], found[-1][i][-1]) for i, own in enumerate(more)]
-        if all(same):
-            break
-        settled = np.all([(own[1:] == own[:-1]).reshape(len(own) - 1, -1).all(axis=1) for own in more], axis=0)
-        kept = int(np.flatnonzero(settled)[0]) + 1 if settled.any() else len(more[0])
-        found.append(tuple(own[:kept] for own in more))
-        _check_size(hmm, table, rest + (count + kept) * states * hidden)
-        if kept < len(more[0]):
-            break
-    ahead, scale = (np.concatenate([own[i] for own in found])[:room] for i in (0, 1))
-    return ahead, scale
+@functools.lru_cache(maxsize=16)
+def _levels(hmm: Hmm, table: Table) -> "Levels":
+    return Levels(hmm, table)
 
 
-def _check_size(hmm: Hmm, table: Table, entries: int) -> None:
-    if entries > MOST_ENTRIES:
+class Levels:
+    """`ahead` and `scale` of a hidden Markov model and a table, for 0 tokens left and more.
+
+    They grow as rooms ask for more, always by `CHUNK`, until nothing changes. So they do not depend on who asked before.
+    """
+
+    def __init__(self, hmm: Hmm, table: Table) -> None:
+        self.edges = edges_of(table, hmm)
+        self.kinds = table.classes[self.edges.tokens]
+        self.place = np.full(len(table.classes), -1, np.int32)
+        self.place[self.edges.tokens] = np.arange(len(self.edges.tokens))
+        self._hmm, self._table, self._settled, self._lock = hmm, table, False, threading.Lock()
+        self._check(1)
+        ends = table.distance == 0
+        self._ahead = np.repeat(ends[None, :, None], len(hmm), axis=2).astype(np.float32)
+        self._scale = np.where(ends[None], 0, -np.inf).astype(np.float32)
+
+    def upto(self, room: int) -> tuple[np.ndarray, np.ndarray]:
+        """`[L, S, H]` and `[L, S]` for at most `room` tokens.
+
+        Raises:
+          ValueError: if a guide with them is too large.
+        """
+        with self._lock:
+            while not self._settled and len(self._ahead) < room:
+                self._check(len(self._ahead))
+                self._grow()
+            count = max(1, min(room, len(self._ahead)))
+            self._check(count)
+            return self._ahead[:count], self._scale[:count]
+
+    def _grow(self) -> None:
+        edges, states = self.edges, len(self._table)
+        ended = jnp.arange(states) == states - 1
+        now = self._ahead[-1], self._scale[-1]
+        more = longer(now, edges.begin, edges.end, edges.weight, self._hmm.transition, ended, CHUNK)[1]
+        ahead, scale = (
+            np.concatenate([old, new])
+            for old, new in zip((self._ahead, self._scale), jax.device_get(more), strict=True)
+        )
+        begin = len(self._ahead)
+        same = (ahead[begin:] == ahead[begin - 1 : -1]).all(axis=(1, 2))
+        same &= (scale[begin:] == scale[begin - 1 : -1]).all(axis=1)
+        self._settled = bool(same.any())
+        kept = begin + int(same.argmax()) if self._settled else len(ahead)
+        self._ahead, self._scale = ahead[:kept], scale[:kept]
+
+    def _check(self, count: int) -> None:
+        table, hmm = self._table, self._hmm
+        widths = len(table), table.following.shape[1], len(self.place), len(self.kinds), len(hmm), count
+        if entries(tuple(map(rounded, widths))) > MOST_ENTRIES:
+            raise ValueError(
+                f"{shown(table.line)}: with its {len(table)} states, {len(hmm)} hidden ones and {len(self.kinds)} tokens, "
+                f"all rounded up to powers of two, a guide has more than {MOST_ENTRIES} numbers: lower max_new_tokens, "
+                "train fewer states, or simplify the constraint"
+            )
+
+
+def entries(widths: tuple[int, ...]) -> int:
+    """How many numbers a guide of these widths has, see `Guide.widths`."""
+    states, kinds, vocab, tokens, hidden, length = widths
+    ids = states * kinds + vocab + tokens
+    return ids + hidden * (1 + hidden + tokens) + length * states * (hidden + 1)
+
+
+def check_batch(rows: int, widths: tuple[int, ...]) -> None:
+    """Raises ValueError if the guides of a batch are too large together."""
+    if rows * entries(widths) > MOST_OF_BATCH:
         raise ValueError(
-            f"{shown(table.line)}: with its {len(table)} states, {len(hmm)} hidden ones and so many tokens, a guide has more "
-            f"than {MOST_ENTRIES} numbers: lower max_new_tokens, train fewer states, or simplify the constraint"
+            f"the guides of {rows} rows have {rows * entries(widths)} numbers, more than {MOST_OF_BATCH}: take a smaller "
+            "batch, or guides that are less large"
         )
 
 

@@ -12,7 +12,7 @@ from specjax.about import About
 from specjax.arrays import Array
 from specjax.constrain import Grammar, Table, compiled, grammar, named_file, read
 from specjax.warpers.base import Columns, Warper
-from specjax.warpers.gaps import FAR, NONE, Gaps, Moves
+from specjax.warpers.gaps import FAR, NONE, Moves
 from specjax.warpers.lists import Shape, listing
 
 
@@ -111,20 +111,13 @@ class Constraint(Warper):
         found = jax.pure_callback(ask, jax.ShapeDtypeStruct(orders.shape, bool), *given)
         return jnp.where(asked[:, None, None], found, by_table)
 
-    def filled(self, scores: Array, own: Columns, gaps: Gaps, on: Array, at: Array) -> Array:
-        moves = _moves(own, gaps)
-        low = jnp.clip(at[:, 0], gaps.begin, gaps.end)
-        found = moves.possible(gaps, on, low, at.shape[1])
-        place = at - low[:, None]
-        kinds = jnp.take_along_axis(found, jnp.maximum(place, 0)[:, :, None], axis=1, mode="clip")
-        classes = moves.classes[:, None, : scores.shape[-1]]
-        index = jnp.broadcast_to(classes, (*at.shape, classes.shape[-1]))
-        allowed = jnp.take_along_axis(kinds, index, axis=2, mode="fill", fill_value=False)
-        inside = (place >= 0) & (at < gaps.end[:, None])
-        return jnp.where(allowed | ~inside[:, :, None], scores, -jnp.inf)
-
-    def completable(self, own: Columns, gaps: Gaps, on: Array) -> Array:
-        return _moves(own, gaps).completable(gaps, on)
+    def filling(self, own: Columns, never: tuple[int, ...]) -> Moves:
+        table = own["constraint"]
+        if table["handle"].shape[1]:
+            raise ValueError(
+                "a grammar is followed from left to right, and a canvas has gaps: give a table (regex, json, choice, nested)"
+            )
+        return Moves.of(table, never)
 
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         if not text.known:
@@ -149,15 +142,6 @@ class Constraint(Warper):
         classes = table["classes"][:, None, : scores.shape[-1]]
         allowed = jnp.take_along_axis(ok, jnp.broadcast_to(classes, (*ok.shape[:2], classes.shape[-1])), axis=-1)
         return jnp.where(allowed, scores, -jnp.inf)
-
-
-def _moves(own: Columns, gaps: Gaps) -> Moves:
-    table = own["constraint"]
-    if table["handle"].shape[1]:
-        raise ValueError(
-            "a grammar is followed from left to right, and a canvas has gaps: give a table (regex, json, choice, nested)"
-        )
-    return Moves.of(table, gaps.never)
 
 
 def _of_host(handle: Array, text: Any) -> tuple[Array, Array, Array, Array]:

@@ -142,6 +142,18 @@ class Moves:
         rest = self.back(gaps, on, low, 0)[0]
         return _at(_closed(rest), self.walked(gaps, on, low))
 
+    def filled(self, scores: Array, gaps: Gaps, on: Array, at: Array) -> Array:
+        """See `specjax.warpers.base.Filling`."""
+        low = jnp.clip(at[:, 0], gaps.begin, gaps.end)
+        found = self.possible(gaps, on, low, at.shape[1])
+        place = at - low[:, None]
+        kinds = jnp.take_along_axis(found, jnp.maximum(place, 0)[:, :, None], axis=1, mode="clip")
+        classes = self.classes[:, None, : scores.shape[-1]]
+        index = jnp.broadcast_to(classes, (*at.shape, classes.shape[-1]))
+        allowed = jnp.take_along_axis(kinds, index, axis=2, mode="fill", fill_value=False)
+        inside = (place >= 0) & (at < gaps.end[:, None])
+        return jnp.where(allowed | ~inside[:, :, None], scores, -jnp.inf)
+
     def possible(self, gaps: Gaps, on: Array, low: Array, width: int) -> Array:
         """`[B, width, C]` bool: the classes that may stand at the place `low` `[B]` and the next ones, if all else stays.
 

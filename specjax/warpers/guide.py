@@ -15,11 +15,10 @@ from specjax.arrays import Array
 from specjax.constrain import Hmm
 from specjax.constrain.hmm import ABOUT
 from specjax.warpers.base import Columns, Warper
-from specjax.warpers.completing import Guide, guide_of
+from specjax.warpers.completing import Guide, check_batch, guide_of
 from specjax.warpers.lists import Shape, listing
 
 NONE = -1
-_EXACT = jax.lax.Precision.HIGHEST
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
@@ -44,6 +43,7 @@ def _widths(value: Any) -> tuple[int, ...]:
 
 
 def _array(values: Sequence[Any], widths: tuple[int, ...]) -> dict[str, np.ndarray]:
+    check_batch(len(values), widths)
     states, kinds, vocab, tokens, hidden, length = widths
     ids = {"following": (states, kinds), "kinds": (tokens,), "place": (vocab,)}
     numbers = {
@@ -115,7 +115,7 @@ class Guided(Warper):
 
     def start(self, own: Columns, batch: int) -> Any:
         initial = own["guide"]["initial"]
-        return {"state": jnp.zeros((batch,), jnp.int32), "belief": _summing_to_one(initial)}
+        return {"state": jnp.zeros((batch,), jnp.int32), "belief": initial}
 
     def moved(self, own: Columns, states: Any, tokens: Array) -> Any:
         table, rows = own["guide"], jnp.arange(tokens.shape[0])[:, None]
@@ -124,8 +124,7 @@ class Guided(Warper):
         kind = table["kinds"][rows, jnp.maximum(place, 0)]
         after = table["following"][rows, jnp.maximum(states["state"], 0), jnp.maximum(kind, 0)]
         written = jnp.swapaxes(table["emission"], 1, 2)[rows, jnp.maximum(place, 0)]  # [B, T, H]
-        belief = _summing_to_one(states["belief"] * written)
-        belief = jnp.einsum("bth,bhk->btk", belief, table["transition"], precision=_EXACT)
+        belief = _stepped(states["belief"] * written, table["transition"])
         return {
             "state": jnp.where(known, after, NONE),
             "belief": jnp.where(known[..., None], belief, states["belief"]),
@@ -169,6 +168,17 @@ def _gained(table: Any, at: Any, left: Array) -> Array:
     return jnp.where(scale > -jnp.inf, log(completed) + scale - log(whole), 0.0)
 
 
-def _summing_to_one(x: Array) -> Array:
-    """Weights as shares of the last axis; where all are 0, they stay so."""
-    return x / jnp.maximum(x.sum(axis=-1, keepdims=True), _LEAST)
+def _stepped(weights: Array, transition: Array) -> Array:
+    """The distributions `[B, T, H]` of the next hidden state, from weights `[B, T, H]` of this one; 0 where all weights are.
+
+    Sums are taken one after the other, as in `_gained`: a node has the same bits however many nodes a step has.
+    """
+    weights = weights / jnp.maximum(weights.max(axis=-1, keepdims=True), _LEAST)
+
+    def one(hidden, sums):
+        own = weights[..., hidden, None]
+        return sums[0] + own, sums[1] + own * transition[:, None, hidden]
+
+    start = jnp.zeros((*weights.shape[:-1], 1)), jnp.zeros(weights.shape)
+    whole, after = jax.lax.fori_loop(0, weights.shape[-1], one, start)
+    return after / jnp.maximum(whole, _LEAST)

@@ -10,7 +10,7 @@ import pytest
 
 from specjax.constrain import Table
 from specjax.sampling import SamplingArrays
-from specjax.sampling.warp import completable, filled
+from specjax.sampling.warp import completable, filled, fillings
 from specjax.warpers.gaps import Gaps
 
 V, END, MASK, L = 6, 4, 5, 5
@@ -71,9 +71,13 @@ def batch(tables, begins, lengths, canvases, never=()):
 def program(sampling_shapes, never):
     everywhere = jnp.broadcast_to(jnp.arange(L + 3, dtype=jnp.int32)[None], (ROWS, L + 3))
     scores = jnp.zeros((ROWS, L + 3, V))
-    return jax.jit(
-        lambda sampling, gaps: (filled(scores, sampling, gaps, everywhere) == 0, completable(sampling, gaps))
-    )
+
+    @jax.jit
+    def both(sampling, gaps):
+        known = fillings(sampling, gaps.never)
+        return filled(scores, known, gaps, everywhere) == 0, completable(known, gaps)
+
+    return both
 
 
 @pytest.mark.parametrize("never", ((), (END,), pytest.param((1,), marks=pytest.mark.slow)), ids=str)

@@ -27,6 +27,9 @@ def new_logprobs(state):
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
     "constraints-4": lambda names, out: {own.text for own in names["records"]} <= {" Step 9", " Step 1: 99"},
+    "constraints-8": lambda names, out: (
+        len(names["records"]) == 48 and {own.text for own in names["records"]} <= {" Step 9", " Step 1: 99"}
+    ),
     "diffusion-2": lambda names, out: len(names["between"][0].tokens) == 6 and names["between"][0].suffix == " 9, 10.",
     "evaluate-2": lambda names, out: (
         names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8

@@ -60,10 +60,10 @@ def test_a_task_has_a_form_that_texts_obey(small):
     assert (free.accuracy, bound.accuracy, bound.n) == (0.0, 1.0, 2)
     assert all(answer.obeys for answer in found.rows[1].answers) and found.to_json()["compliance"]["accuracy"] == 0.0
     with pytest.raises(
-        ValueError, match="question 'math-1-0-0' for .*: it asks for no form, so task_constraint is not for it"
+        ValueError, match="question 'math-1-0-0' for .*: it asks for no form, so --task-constraint is not for it"
     ):
         ask("math", task_constraint=True)
-    with pytest.raises(ValueError, match="it has a constraint already, so task_constraint is not for it"):
+    with pytest.raises(ValueError, match="it has a constraint already, so --task-constraint is not for it"):
         ask("json", task_constraint=True, constraint="choice:a|b")
 
 

@@ -17,10 +17,11 @@ from specjax.draft import ModelDrafter
 from specjax.reference import statistics
 from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.warp import walked
-from specjax.sampling_params import SamplingOptions, begun, form_of
+from specjax.sampling_params import SamplingOptions, begun, check_walked, form_of
 from specjax.tree import Topology, Tree
 from specjax.warpers import completing
 from specjax.warpers.completing import guide_of, guided
+from specjax.warpers.guide import Guided
 
 V, H = 4, 3
 
@@ -97,7 +98,7 @@ def test_logits_gain_what_all_continuations_say():
 
 
 def test_nodes_of_a_tree_gain_the_same():
-    hmm, table, rng = random_hmm(3), language(), np.random.default_rng(2)
+    hmm, table, rng = random_hmm(3, hidden=8), language(), np.random.default_rng(2)
     topology, known = Topology.from_counts("2 | 2 1 | 1 1 1"), set(prefixes(table))
     texts = sorted(text for text in known if len(text) <= 1)
     drafted = jnp.asarray(rng.integers(0, V, (len(texts), len(topology.parents))))
@@ -105,14 +106,32 @@ def test_nodes_of_a_tree_gain_the_same():
     logits = jnp.asarray(rng.normal(size=(*drafted.shape, V)), jnp.float32)
     sampler = sampler_of(table, texts, hmm)
     carried = after(sampler.params, sampler.tokens[:, 2:], sampler.length - 2)
-    paths, seen = np.asarray(tree.path_tokens()), 0
+    paths, seen = np.asarray(tree.path_tokens()), []
     got = np.asarray(at_nodes(dataclasses.replace(sampler, carried=carried), logits, tree))
     for row, node in itertools.product(range(len(texts)), range(drafted.shape[1])):
         text = (*texts[row], *(int(token) for token in paths[row, node] if token >= 0))
         if text in known:
             np.testing.assert_allclose(got[row, node], logits[row, node] + wanted(hmm, table, text), atol=1e-5)
-            seen += 1
-    assert seen > 10
+            seen.append((row, node, text))
+    assert len(seen) > 10
+    rows, nodes, texts = zip(*seen, strict=True)
+    alone = np.asarray(penalised(sampler_of(table, texts, hmm), logits[rows, nodes][:, None]))[:, 0]
+    np.testing.assert_array_equal(got[rows, nodes], alone)  # so drafters change no bit
+
+
+@pytest.mark.parametrize("hidden", (8, 33))
+def test_a_state_has_the_same_bits_however_many_nodes_a_step_has(hidden):
+    hmm, table, rng = random_hmm(4, hidden), language(), np.random.default_rng(6)
+    own = sampler_of(table, [(), ()], hmm).params.columns
+    states = Guided().start(own, 2)
+    tokens = jnp.asarray(rng.integers(0, V, (2, 6)), jnp.int32)
+    beliefs = jnp.asarray(rng.dirichlet(np.ones(states["belief"].shape[-1]), (2, 6)), jnp.float32)
+    at = lambda nodes: {"state": jnp.zeros((2, len(nodes)), jnp.int32), "belief": beliefs[:, nodes]}
+    moved = jax.jit(lambda states, tokens: Guided().moved(own, states, tokens))
+    whole = moved(at(np.arange(6)), tokens)
+    for nodes in ([0], [1, 2], [0, 2, 4], [5, 4, 3, 1]):
+        part = moved(at(np.asarray(nodes)), tokens[:, np.asarray(nodes)])
+        np.testing.assert_array_equal(part["belief"], whole["belief"][:, np.asarray(nodes)])
 
 
 def test_texts_of_a_hidden_markov_model_have_the_aligned_distribution():
@@ -152,7 +171,19 @@ def test_long_texts_neither_vanish_nor_grow():
 def test_what_no_longer_changes_is_kept_once():
     following = np.asarray([[1, -1], [-1, 2], [-1, -1]])
     table = Table.of("two tokens", following, np.asarray([0, 1, 1, 1]), np.asarray([False, False, True]), (EOS,))
-    assert guided(random_hmm(), table, 200).ahead.shape[0] < 6
+    found = [guided(random_hmm(), table, room) for room in (200, 2, 256, 255)]
+    lengths = [len(each.ahead) for each in found]
+    assert lengths[1] == 2 < lengths[0] < 6 and lengths[0] == lengths[2] == lengths[3]
+    assert found[0] == found[2] == found[3] != found[1]  # by digest
+    assert all(np.shares_memory(found[0].ahead, each.ahead) for each in found[2:])
+
+
+def test_a_refusal_names_what_forbids_and_not_the_guide():
+    table = language()
+    guide = guided(random_hmm(), table, NEW)
+    check_walked(SamplingOptions(temperature=1.0, guide=guide), "this", obeys=False)  # it forbids nothing
+    with pytest.raises(ValueError, match="^this may write tokens that a constraint forbids: leave constraint out"):
+        check_walked(SamplingOptions(temperature=1.0, guide=guide, constraint=table), "this", obeys=False)
 
 
 def test_what_cannot_be_guided_is_refused(monkeypatch):
@@ -174,6 +205,14 @@ def test_what_cannot_be_guided_is_refused(monkeypatch):
     monkeypatch.setattr(completing, "MOST_ENTRIES", 20)
     with pytest.raises(ValueError, match="a guide has more than 20 numbers: lower max_new_tokens, train fewer states"):
         guided(random_hmm(11), table, NEW)
+    monkeypatch.undo()
+    monkeypatch.setattr(completing, "MOST_OF_BATCH", 2000)
+    guide = [guided(random_hmm(11), table, NEW)]
+    assert SamplingArrays.make(2, guide=guide * 2)
+    with pytest.raises(
+        ValueError, match="^the guides of 60 rows have .* numbers, more than 2000: take a smaller batch"
+    ):
+        SamplingArrays.make(60, guide=guide * 60)
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ AFTER = {
     "retrieval-4": "retrieval-1",
     "train-8": "train-1",
     "constraints-7": "constraints-6",
+    "constraints-8": "constraints-7",
 }
 """Blocks that need what another one of their page leaves."""
 

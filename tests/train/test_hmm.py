@@ -66,7 +66,7 @@ def test_expected_counts_are_those_of_all_ways():
 def test_each_round_is_likelier_and_the_planted_model_is_reached():
     texts, others = written(256, 24), written(256, 24, seed=1)
     params = training.start(texts, 2, 4, seed=1)
-    seen = [own for own in itertools.islice(training.rounds(texts, params, 256), 80)]
+    seen = [own for own in itertools.islice(training.rounds(training.batched(texts, 100), params), 80)]
     likelihoods = [found for _, found in seen]
     assert all(b > a - 0.05 for a, b in itertools.pairwise(likelihoods)) and likelihoods[-1] > likelihoods[0] + 300
     np.testing.assert_allclose(
@@ -74,8 +74,25 @@ def test_each_round_is_likelier_and_the_planted_model_is_reached():
     )
     count, learned = sum(map(len, others)), training.smoothed(seen[-1][0])
     assert log_likelihood(others, *learned) / count > log_likelihood(others, *PLANTED) / count - 0.01
-    again = list(itertools.islice(training.rounds(texts, training.start(texts, 2, 4, seed=1), 256), 3))
+    again = list(
+        itertools.islice(training.rounds(training.batched(texts, 100), training.start(texts, 2, 4, seed=1)), 3)
+    )
     assert [found for _, found in again] == likelihoods[:3]
+
+
+def test_batches_are_as_long_as_their_texts_need():
+    texts = written(50, 24)
+    batches = training.batched(texts, 16)
+    shapes = [tokens.shape for tokens, _ in batches]
+    lengths = np.concatenate([np.asarray(length) for _, length in batches])
+    assert len(batches) == 4 and {rows for rows, _ in shapes} == {16} and len(set(shapes)) > 1
+    assert sorted(lengths[lengths > 0]) == sorted(map(len, texts))
+    assert all(width < 2 * length.max() for (_, width), (_, length) in zip(shapes, batches, strict=True))
+    assert training.batched(texts[:3], 16)[0][0].shape[0] == 3
+    params = tuple(map(jnp.asarray, PLANTED))
+    np.testing.assert_allclose(
+        training.total(batches, params).log_likelihood, log_likelihood(texts, *PLANTED), rtol=1e-5
+    )
 
 
 def test_a_folder_keeps_it(tmp_path):
@@ -105,13 +122,17 @@ def test_trained_by_command_it_guides_the_shipped_model(tmp_path, capsys):
     assert main(["train", "hmm", "--target", "tiny", "--prompts", str(prompts), *words]) == 0
     said = json.loads((folder / "hmm.json").read_text())
     assert (said["states"], said["texts"], said["target"]) == (8, 24, "tiny") and said["log_likelihood"] > -4
+    told = capsys.readouterr().err
+    assert "24 texts of tiny" in told and f"{said['log_likelihood']:.4f} as written" in told
+    assert "" not in told.splitlines()
     first = Hmm.load(folder).digest
     assert main(["train", "hmm", "--target", "tiny", "--data", str(folder / "training/answers.jsonl"), *words]) == 0
     assert Hmm.load(folder).digest == first  # the same texts and seed give the same model
     asked = ["generate", "--model", "tiny", "--chat", "--temperature", "1", "--json", "--drafter", "none"]
-    asked += ["--constraint", "choice: Step 1: 9| Step 2"]
+    asked += ["--constraint", "choice: Step 9| Step 1: 99"]
     capsys.readouterr()
-    assert main([*asked, "--sampling", f"guide={folder}", "A counter shows 24. Subtract 17."]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["text"] in (" Step 1: 9", " Step 2")
+    # the local rule writes the other one, of which the second part is unlikely
+    assert main([*asked, "--sampling", f"guide={folder}", "A counter shows 24. Subtract 17. What does it show?"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["text"] == " Step 9"
     assert main([*asked, "--sampling", f"guide={tmp_path}", "A counter shows 24."]) == 2
     assert "there is no hidden Markov model in" in capsys.readouterr().err

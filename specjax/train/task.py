@@ -83,18 +83,19 @@ def divergence_of(options: TrainOptions) -> dict[str, Any]:
     return {} if options.loss is None else {"divergence": make_loss(options.loss)}
 
 
-def check_length(options: TrainOptions, lm: Any) -> None:
-    """Raises ValueError if rows are longer than the draft model's positions."""
+def check_length(options: TrainOptions, lm: Any, besides: int = 0) -> None:
+    """Raises ValueError if rows, and so many slots `besides`, are longer than the draft model's positions."""
     longest = lm.config.max_position_embeddings
-    if length_of(options) > longest:
-        raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
+    if length_of(options) + besides > longest:
+        more = f" and {besides} for what is read beside a text are" if besides else " is"
+        raise ValueError(f"--length {length_of(options)}{more} more than the draft's {longest} positions")
 
 
 def check_encoder(target: Any, sourced: bool, name: str) -> None:
     """Raises ValueError if only one of a target and a method's data has sources; `sourced` says whether the data has."""
     if encodes(target.lm) and not sourced:
         raise ValueError(
-            f"rows of training data have no sources for the encoder of {target.name}: choose another target, or train gad"
+            f"rows of training data have no sources for the encoder of {target.name}: choose a target without one"
         )
     if sourced and not encodes(target.lm):
         raise ValueError(

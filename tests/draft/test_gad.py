@@ -191,7 +191,7 @@ def test_glances_are_among_the_masks():
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A model whose logits are its parameters `[B, W, V]`; it keeps what it was shown."""
+    """A model whose features, which are its logits, are its parameters `[B, W, V]`; it keeps what it was shown."""
 
     shown: list = dataclasses.field(default_factory=list, hash=False, compare=False)
 
@@ -203,7 +203,10 @@ class Table:
 
     def __call__(self, params, block, cache, *, wants):
         self.shown.append(block)
-        return Output(None, logits=params)
+        return Output(None, final=params)
+
+    def unembed(self, params, h):
+        return h
 
 
 @pytest.mark.slow
@@ -271,6 +274,10 @@ def test_the_command_makes_a_folder_that_drafts(folders, tmp_path, capsys):
     assert run("gad:mask=99", "target", "none") == 2 and "gad: mask 99 is outside the 24" in capsys.readouterr().err
     assert run("gad", "target", "none", "--length", 8) == 2
     assert "tokens, and rows have 8: raise --length" in capsys.readouterr().err
+    assert run("gad", "target", "none", "--length", 60) == 2
+    assert "--length 60 and 26 for what is read beside a text are more than the draft's 64" in capsys.readouterr().err
+    assert run("gad", "target", "none", "--weights", "int8") == 2
+    assert "gad starts from the target's own weights, and those of target are int8" in capsys.readouterr().err
     assert run("gad:block=6", "target", "out") == 0
     target = models.load(folders / "target", dtype="float32")
     drafter, own = registry.build_drafter(f"gad:model={tmp_path / 'out'},length=6", target)
@@ -290,8 +297,13 @@ def test_what_a_folder_and_a_target_must_have(folders):
     target, plain = (models.load(folders / name, dtype="float32") for name in ("target", "plain"))
     with pytest.raises(ValueError, match=r"names no mask token \(mask_token_id in config.json\): `specjax train gad`"):
         registry.build_drafter(f"gad:model={folders / 'target'}", target)
-    with pytest.raises(ValueError, match="the block drafter .* has an encoder and the target has none"):
-        registry.build_drafter(f"gad:model={folders / 'target'}", plain)
+    with pytest.raises(ValueError, match="the block drafter 'plain' has none"):
+        registry.build_drafter(f"gad:model={folders / 'plain'}", target)
+    with pytest.raises(ValueError, match="is a diffusion model: pick one that `specjax train gad` made"):
+        registry.build_drafter("gad:model=tiny-diffusion", target)
+    for line in ("gad", f"gad:model={folders / 'target'}", "gad:model=tiny-diffusion"):
+        with pytest.raises(ValueError, match="^gad drafts for a target with an encoder, and plain has none$"):
+            registry.build_drafter(line, plain)
     with pytest.raises(ValueError, match="no block drafter is shipped beside .*: name one with model=FOLDER"):
         registry.build_drafter("gad", target)
 
@@ -299,7 +311,7 @@ def test_what_a_folder_and_a_target_must_have(folders):
 @pytest.mark.parametrize(
     ("make", "said"),
     (
-        (lambda: Gad(Places(), MASK, recent=-1), "gad needs recent >= 0"),
+        (lambda: Gad(Places(), MASK, recent=-1), "gad needs recent >= 0, got -1$"),
         (lambda: Gad(Places(), V).bind(TARGET), "mask_id 24 is outside"),
         (lambda: Gad(Places(), MASK).bind(tiny.TARGET), "has an encoder and the target has none"),
         (lambda: Gad(Places(30), MASK).bind(TARGET), "non-autoregressive model has 30 tokens and the target 24"),

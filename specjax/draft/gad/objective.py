@@ -71,7 +71,7 @@ class TrainGad(Objective):
     """
 
     recipe = Recipe(clip=5.0, weight_decay=0.01)
-    sourced = True
+    lines = "sourced"
 
     target: LM
     draft: Any

@@ -19,6 +19,7 @@ from specjax import decoder as decoding
 from specjax.assembly import registry
 from specjax.draft import Gad
 from specjax.draft.gad.objective import TrainGad, chosen
+from specjax.draft.model import ModelDraft
 from specjax.expand import Chain
 from specjax.lm import BaseLM, Block, Output, Source, Wants
 from specjax.models import hf_config
@@ -150,6 +151,37 @@ def drafted(decoder, params, state):
     view = specjax.draft.View(state.tokens, state.length, ~state.done, state.cache, max_depth=decoder.drafter.depth)
     sampler = specjax.sampling.Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
     return decoder.drafter.propose(params, state.draft, view, sampler).tree.tokens[:, 1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums(Places):
+    """A block drafter whose tokens depend on every token that a mask sees, and on its place."""
+
+    def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
+        own = block.tokens * (block.positions + 1.0)
+        before = jnp.arange(cache["text"].shape[1])[None] < block.length[:, None]
+        seen = jnp.einsum("bts,bs->bt", block.visible, own) + jnp.where(before, cache["text"], 0).sum(axis=1)[:, None]
+        return Output(own, final=jax.nn.one_hot((seen.astype(int) + 7 * block.positions) % MASK, V))
+
+
+@pytest.mark.parametrize("recent", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_a_mask_sees_the_whole_text_and_every_mask(recent):
+    """Tokens that the drafter has read, those that it has not, and the masks, each once and at its own place."""
+    tokens = np.random.default_rng(0).integers(0, MASK, (3, 12))
+    length, old = np.asarray([9, 6, 8]), np.asarray([7, 3, 8])
+    drafter, slots = Gad(Sums(), MASK, Chain(K), recent), np.arange(12)
+    cache = drafter.lm.init_cache(3, CAPACITY)
+    read = np.where(slots < old[:, None], tokens * (slots + 1), 0)
+    cache = {**cache, "text": cache["text"].at[:, :12].set(read)}
+    text, size, live = jnp.asarray(tokens), jnp.asarray(length), jnp.ones(3, bool)
+    view = specjax.draft.View(text, size, live, {}, max_depth=K)
+    sampler = specjax.sampling.Sampler(row_keys(0, "abc"), text, size, live, SamplingArrays.make(3, temperature=0.0))
+    made = jax.jit(drafter.propose)({"draft": {}}, ModelDraft(cache, jnp.asarray(old)), view, sampler)
+    for row, end in enumerate(length):
+        places = end + np.arange(K)
+        seen = (tokens[row, :end] * (slots[:end] + 1)).sum() + (MASK * (places + 1)).sum()
+        assert made.tree.tokens[row, 1:].tolist() == ((seen + 7 * places) % MASK).tolist()
+        assert made.draft.cache["text"][row, :end].tolist() == (tokens[row, :end] * (slots[:end] + 1)).tolist()
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def says(share):
     return table
 
 
-@pytest.mark.parametrize(("beta", "tau"), [(1, 0.0), pytest.param(5, 3.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("beta", "tau"), [(1, 0.0), (5, 3.0)])
 def test_steps_and_texts_are_those_of_the_published_loop(beta, tau):
     table = says(0.25)
     params = {"target": reads_params(lm=TARGET), "draft": {"says": jnp.asarray(table)}}
@@ -125,7 +126,7 @@ def test_steps_and_texts_are_those_of_the_published_loop(beta, tau):
 @functools.cache
 def small():
     """A model with an encoder, and random weights, sharpened so that its text has structure."""
-    config = changed(MODELS["encoder"].config, num_hidden_layers=2, vocab_size=V)
+    config = changed(MODELS["encoder"].config, num_hidden_layers=1, vocab_size=V)
     encoder = dataclasses.replace(config.encoder, layers=config.encoder.layers[:1])
     lm = models.LlamaLM(dataclasses.replace(config, encoder=encoder))
     own = jax.tree.map(lambda x: jnp.asarray(2 * x), drawn(jax.jit(lm.init)(jax.random.key(7))))
@@ -164,12 +165,11 @@ class Sums(Places):
         return Output(own, final=jax.nn.one_hot((seen.astype(int) + 7 * block.positions) % MASK, V))
 
 
-@pytest.mark.parametrize("recent", [pytest.param(0, marks=pytest.mark.slow), 3])
-def test_a_mask_sees_the_whole_text_and_every_mask(recent):
+def test_a_mask_sees_the_whole_text_and_every_mask():
     """Tokens that the drafter has read, those that it has not, and the masks, each once and at its own place."""
     tokens = np.random.default_rng(0).integers(0, MASK, (3, 12))
     length, old = np.asarray([9, 6, 8]), np.asarray([7, 3, 8])
-    drafter, slots = Gad(Sums(), MASK, Chain(K), recent), np.arange(12)
+    drafter, slots = Gad(Sums(), MASK, Chain(K), recent=3), np.arange(12)
     cache = drafter.lm.init_cache(3, CAPACITY)
     read = np.where(slots < old[:, None], tokens * (slots + 1), 0)
     cache = {**cache, "text": cache["text"].at[:, :12].set(read)}

@@ -60,6 +60,7 @@ DRAFTERS = (
     "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft",
     "pard:model={draft}", "pard2:model={draft}",
 )  # fmt: skip
+"""All but `gad`, which drafts for a target with an encoder; no shipped model has one."""
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
     "gad_plus": "keeps likely tokens",

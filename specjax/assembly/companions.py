@@ -12,8 +12,9 @@ from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
+from specjax.draft.masks_on_disk import GAD, PARD, read_mask
 from specjax.draft.padded import PaddedLM
-from specjax.lm import check_both_encode
+from specjax.lm import check_both_encode, encodes
 from specjax.models import DEFAULT_MODEL
 from specjax.sharding.rules import replicated
 
@@ -223,13 +224,13 @@ def padded(draft: Any, target: Any) -> Any:
     return PaddedLM(draft.lm, sizes[1])
 
 
-def draft_model(name: str, target: Any, mesh: Any) -> Any:
-    """A draft model that reads its text from left to right, with caches of the target's type."""
+def draft_model(name: str, target: Any, mesh: Any, wanted: str = "an autoregressive one") -> Any:
+    """A draft model that is no diffusion model, with caches of the target's type; `wanted` is what the error advises."""
     from specjax import models
 
     draft = companion(name, target, mesh)
     if draft.masked is not None:
-        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
+        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick {wanted}")
     return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
 
 
@@ -255,14 +256,12 @@ def fitting(draft: Any, target: Any, mask: int) -> Any:
 
 def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     draft = draft_model(stored.found(target), target, mesh)
-    return _of_masks(stored, draft, target), draft.params
+    return _of_masks(stored, draft, target, PARD), draft.params
 
 
-def _of_masks(stored: Stored, draft: Any, target: Any, **more: Any) -> Any:
-    """The drafter of a draft model that reads masks; `more` are fields that its folder gives."""
-    from specjax.draft.pard.folder import read_mask
-
-    mask = read_mask(draft)
+def _of_masks(stored: Stored, draft: Any, target: Any, key: str, **more: Any) -> Any:
+    """The drafter of a draft model that reads masks; `more` are fields that its folder gives. `key` names the mask."""
+    mask = read_mask(draft, key, stored.name)
     drafter = stored.kind(fitting(draft, target, mask), mask_id=mask, **stored.fields, **more).bind(target.lm)
     check_vocabulary(draft, target, besides=mask)
     return drafter
@@ -275,18 +274,15 @@ def _fed_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     draft = draft_model(asked, target, mesh)
     joined, fc = read_joined(asked, draft, target)
     fc = fc if mesh is None or target.abstract else jax.device_put(fc, replicated(mesh, fc))
-    return _of_masks(stored, draft, target, joined=joined), {"lm": draft.params, "fc": fc}
+    return _of_masks(stored, draft, target, PARD, joined=joined), {"lm": draft.params, "fc": fc}
 
 
 def _block_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    from specjax.draft.gad.folder import read_mask
-
-    draft = draft_model(stored.found(target), target, mesh)
+    if not encodes(target.lm):
+        raise ValueError(f"{stored.name} drafts for a target with an encoder, and {target.name} has none")
+    draft = draft_model(stored.found(target), target, mesh, f"one that `specjax train {stored.name}` made")
     check_both_encode(draft.lm, target.lm, f"the block drafter {draft.name!r}")
-    mask = read_mask(draft)
-    drafter = stored.kind(fitting(draft, target, mask), mask, **stored.fields).bind(target.lm)
-    check_vocabulary(draft, target, besides=mask)
-    return drafter, draft.params
+    return _of_masks(stored, draft, target, GAD), draft.params
 
 
 def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""The common part of drafters with a diffusion model: one pass gives the distributions of all positions ahead.
+"""The common part of drafters with a model that sees both ways: one pass gives the distributions of all positions ahead.
 
-The diffusion model reads mask tokens after the text. Each position's distribution knows nothing of the others' tokens.
+The model reads mask tokens after the text. Each position's distribution knows nothing of the others' tokens.
 A committed token's keys and values come from the last pass that read it (Fast-dLLM's prefix cache). Outside the prompt,
 that pass had the masks after the token. So a step reads only the new tokens, the masks, and the `recent` tokens before.
 """
@@ -22,10 +22,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class OnePass(Drafter):
-    """Drafts from one pass of the diffusion model `lm`. The state has its `cache` and `length` `[B]`, tokens in it.
+    """Drafts from one pass of `lm`, a model that sees both ways. The state has its `cache` and `length` `[B]`, tokens in it.
 
     Attributes:
-      lm: the diffusion model.
+      lm: the model.
       mask_id: its mask; never proposed.
     """
 
@@ -72,7 +72,7 @@ class OnePass(Drafter):
         return self
 
     def model(self, params: PyTree) -> PyTree:
-        """The diffusion model's parameters."""
+        """The model's parameters."""
         return params["draft"]
 
     def fresh(self, params: PyTree, batch: int, capacity: int) -> tuple[PyTree, Array]:
@@ -81,7 +81,7 @@ class OnePass(Drafter):
         return self.lm.init_cache(batch, capacity, dtype), jnp.zeros((batch,), jnp.int32)
 
     def model_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
-        """Where the diffusion model's parameters belong on a mesh."""
+        """Where the model's parameters belong on a mesh."""
         return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def encode(self, params, draft, source, tokens):

@@ -79,13 +79,13 @@ class Switch(Drafter):
 
     Members without parameters (look-ups) draft in every step. Their trees are judged by how far the text follows them, any
     member's tokens included. A tree that the text has followed to its end so far is kept and followed on in the next steps.
-    Until that is settled the look-up's newer trees are not judged. So a long copy counts in full, although other members
-    commit it piece by piece.
+    While such a tree is followed, newer trees of its look-up are not judged. So a long copy counts in full, although other
+    members commit it piece by piece.
 
-    A step with a look-up gives one token more than its tree is deep at most, and its index is bounded by that. A step in which
-    it proposes nothing gives one token for certain, and teaches nothing. So a look-up is taken where it has something to
-    copy, and judged by its worth there. The bound leaves out look-ups that draw, for a choice by drawn tokens would
-    change their distribution.
+    A step with a look-up gives one token more than its tree is deep at most, and its index is bounded by that. If it
+    proposes nothing, the step gives one token, and says nothing about the look-up. So a look-up is taken where it has
+    something to copy, and judged by its worth there. The bound leaves out look-ups that draw, for a choice by drawn
+    tokens would change their distribution.
 
     Other members draft only if a row takes them. Rows begin alike, so they mostly try members together. The target reads
     as many nodes as the largest tree that a row takes. Whatever is learnt from the text, every member learns from every

@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,27 @@ class Recipe:
     weight_decay: float = 0.0
 
 
+Lines = Literal["text", "labelled", "sourced"]
+"""Lines that hold text, or that say too which tokens are wrong (`Batch.wrong`), or whose prompts are sources for an encoder."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What rows of training data are made of.
+
+    Attributes:
+      packed: whether a row may hold several documents.
+      lines: what the lines of the data are. A row of a source holds it and then one whole text.
+    """
+
+    packed: bool = True
+    lines: Lines = "text"
+
+
+TEXT = Kind()
+"""The usual one."""
+
+
 class Objective(abc.ABC):
     """Parameters, and the loss that they are fitted to. Implementations are frozen dataclasses: static and hashable.
 
@@ -137,11 +158,8 @@ class Objective(abc.ABC):
     for small models if the defaults are theirs.
     """
 
-    labelled: ClassVar[bool] = False
-    """Whether its rows say which tokens are wrong (`Batch.wrong`)."""
-
-    sourced: ClassVar[bool] = False
-    """Whether it trains for a target with an encoder: a row is a source, its prompt, and then one whole text."""
+    lines: ClassVar[Lines] = "text"
+    """What the lines of its data are, see `Kind`."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written with the parameters and read back with them."""
@@ -154,6 +172,11 @@ class Objective(abc.ABC):
     def packed(self) -> bool:
         """Whether a row may hold several documents."""
         return True
+
+    @property
+    def kind(self) -> Kind:
+        """What its rows are made of."""
+        return Kind(self.packed, self.lines)
 
     @property
     def reads(self) -> Wants | None:

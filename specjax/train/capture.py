@@ -121,7 +121,7 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
         adapter=options.adapter,
         weights=options.weights,
     )
-    check_encoder(target, False, name)
+    check_encoder(target, "text", name)
     if options.length > target.max_length:
         raise ValueError(
             f"--length {options.length} is more than the {target.max_length} positions that {target.name} was made for"

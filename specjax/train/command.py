@@ -15,7 +15,7 @@ from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.models import DEFAULT_MODEL
 from specjax.models.loading import outer
-from specjax.objectives.base import Objective, Recipe
+from specjax.objectives.base import TEXT, Kind, Objective, Recipe
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
@@ -145,7 +145,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     mesh = make_mesh(options.mesh)
     if mesh is not None and jax.process_count() > 1:
         distributed.meet(mesh)  # before one process compiles for longer than the others wait
-    starts_from_layers = getattr(known[name], "starts_from_layers", False)
+    starts_from_layers = known[name].objective.starts_from_layers
     target = models.load(
         options.target or DEFAULT_MODEL,
         dtype=options.dtype,
@@ -154,14 +154,14 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         weights=options.weights,
         layers=options.features is None or starts_from_layers,
     )
-    check_encoder(target, getattr(known[name], "sourced", False), name)
+    check_encoder(target, known[name].objective.lines, name)
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
-    task = known[name](target, options, functools.partial(read, True, False, False))
+    task = known[name].make(target, options, functools.partial(read, TEXT))
     settings = as_published(settings, options, task.objective.recipe)
     settings = dataclasses.replace(settings, compute_dtype=_compute_dtype(options.compute_dtype, name, task.objective))
-    kind = (task.objective.packed, task.objective.labelled, task.objective.sourced)
-    rows, others = read(*kind), _others(options, target, *kind)
+    kind = task.objective.kind
+    rows, others = read(kind), _others(options, target, kind)
     if options.features is not None:
         rows, others = (None if found is None else found.reading(name, task.objective) for found in (rows, others))
         if starts_from_layers:
@@ -203,22 +203,21 @@ def _check_length(options: TrainOptions, target: Any) -> None:
         )
 
 
-def _rows(options: TrainOptions, target: Any, packed: bool, labelled: bool, sourced: bool) -> Any:
+def _rows(options: TrainOptions, target: Any, kind: Kind) -> Any:
     """The rows to train on. Text is tokenised once and kept in the run's folder."""
     if options.features is not None:
         return Features.open(Path(options.features), target)
     folder = Path(options.output) / "training"
     files = prompts.written(options, target, folder)
-    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows", labelled, sourced)
+    return data.read_rows(files, target, length_of(options), options.seed, kind, folder / "rows")
 
 
-def _others(options: TrainOptions, target: Any, packed: bool, labelled: bool, sourced: bool) -> Any:
+def _others(options: TrainOptions, target: Any, kind: Kind) -> Any:
     """The held-out rows; None: nothing is held out."""
     if not options.held_out:
         return None
     if options.features is None:
-        kind = {"packed": packed, "labelled": labelled, "sourced": sourced}
-        return data.read_rows(options.held_out, target, length_of(options), options.seed, **kind)
+        return data.read_rows(options.held_out, target, length_of(options), options.seed, kind)
     if len(options.held_out) > 1:
         raise ValueError("--held-out takes one captured folder with --features")
     return Features.open(Path(options.held_out[0]), target)

@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ import numpy as np
 
 from specjax.models.messages import checked, render
 from specjax.models.text import encode_text, source_of
+from specjax.objectives.base import TEXT, Kind, Lines
 from specjax.sharding.rows import own_rows
 from specjax.train import row_files
 from specjax.train.packing import DUE, READ, WRONG, Make, Packed, Piece, Pieces, cut
@@ -130,10 +131,8 @@ def read_rows(
     model: Any,
     length: int,
     seed: int = 0,
-    packed: bool = True,
+    kind: Kind = TEXT,
     folder: Path | None = None,
-    labelled: bool = False,
-    sourced: bool = False,
 ) -> Rows:
     """Reads and tokenises training files, line by line.
 
@@ -146,10 +145,8 @@ def read_rows(
       model: what `specjax.models.load` returned for the target.
       length: T.
       seed: the seed of the order of documents.
-      packed: whether a row may hold several documents.
+      kind: what rows are made of, see the module.
       folder: keeps the rows in files, and reuses files that were made of the same text; None: rows are in memory.
-      labelled: whether lines say which tokens are wrong, see the module.
-      sourced: whether prompts are sources; a row is then one of them and its whole completion.
 
     Raises:
       ValueError: on a missing or empty file, or a file without a usable line; says which and why.
@@ -158,29 +155,29 @@ def read_rows(
 
     def tokenised(scratch: Path | None, make: Make) -> Rows:
         with Pieces(scratch) as pieces:
-            return _tokenised(paths, files, pieces, model, length, seed, packed, labelled, sourced, make)
+            return _tokenised(paths, files, pieces, model, length, seed, kind, make)
 
     if folder is None:
         return tokenised(None, lambda name, shape, dtype: np.zeros(shape, dtype))
-    of = row_files.made_of(files, model, length, seed, packed, labelled, sourced)
+    of = row_files.made_of(files, model, length, seed, kind)
     kept = row_files.kept(folder, of)
     return Rows(**(kept or row_files.written(folder, of, lambda scratch, make: tokenised(scratch, make).skipped)))
 
 
 def _tokenised(
-    paths: Sequence[str | Path], files: list[Path], pieces: Pieces, model: Any, length: int, seed: int, packed: bool,
-    labelled: bool, sourced: bool, make: Make,
+    paths: Sequence[str | Path], files: list[Path], pieces: Pieces, model: Any, length: int, seed: int, kind: Kind,
+    make: Make,
 ) -> Rows:  # fmt: skip
     skipped: list[str] = []
     for file in files:
         usable = 0
         first = None
-        for where, read in _items(file, _sourced if sourced else _labelled if labelled else _line, model):
+        for where, read in _items(file, kind.lines, model):
             try:
                 documents = read()
                 for ids, mask in documents:
                     _check(ids, mask, model)
-                    _check_whole(ids, length, sourced)
+                    _check_whole(ids, length, kind)
             except ValueError as error:
                 first = first or f"{where}{error}"
                 skipped.append(f"{file}: {where}{error}")
@@ -195,8 +192,8 @@ def _tokenised(
         raise ValueError(
             f"{', '.join(map(str, paths))}: rows of {length} tokens leave nothing to predict; raise --length"
         )
-    placed = Packed.of(np.asarray(pieces.sizes), length, seed, packed)
-    return Rows(**placed.written(pieces, length, make, labelled), skipped=tuple(skipped))
+    placed = Packed.of(np.asarray(pieces.sizes), length, seed, kind.packed)
+    return Rows(**placed.written(pieces, length, make, kind.lines == "labelled"), skipped=tuple(skipped))
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
@@ -218,11 +215,12 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _items(file: Path, line_of: Callable[[bytes, Any], list[Piece]], model: Any) -> Iterator[tuple[str, Any]]:
+def _items(file: Path, lines: Lines, model: Any) -> Iterator[tuple[str, Any]]:
     """For every line (or the whole text): its place, and a function that reads it to documents."""
-    if line_of is not _line and file.suffix != ".jsonl":
-        what = "labels" if line_of is _labelled else "sources"
+    if lines != "text" and file.suffix != ".jsonl":
+        what = "labels" if lines == "labelled" else "sources"
         raise ValueError(f"{file}: {what} stand in the lines of a .jsonl file")
+    line_of = {"text": _line, "labelled": _labelled, "sourced": _sourced}[lines]
     try:
         with file.open("rb") as stored:
             if file.suffix != ".jsonl":
@@ -373,8 +371,8 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
     return documents
 
 
-def _check_whole(ids: list[int], length: int, sourced: bool) -> None:
-    if sourced and len(ids) > length:
+def _check_whole(ids: list[int], length: int, kind: Kind) -> None:
+    if kind.lines == "sourced" and len(ids) > length:
         raise ValueError(f"prompt and completion have {len(ids)} tokens, and rows have {length}: raise --length")
 
 

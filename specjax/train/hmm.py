@@ -21,6 +21,7 @@ from specjax.arrays import Array
 from specjax.constrain import Hmm, Vocabulary
 from specjax.constrain.hmm import words_of
 from specjax.models import DEFAULT_MODEL
+from specjax.objectives.base import Kind
 from specjax.serve.options import check_least
 from specjax.serve.record_bar import bar_fits
 from specjax.settings import settled
@@ -235,13 +236,13 @@ def _prepared(options: HmmOptions) -> tuple[list[np.ndarray], Any, str]:
     target = models.load(
         options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=make_mesh(options.mesh), weights=options.weights
     )
-    check_encoder(target, False, "hmm")
+    check_encoder(target, "text", "hmm")
     if target.masked is not None:
         raise ValueError(f"{target.name} is a diffusion model, whose texts follow no constraint: give another --target")
     own = Vocabulary(target.tokenizer, target.lm.vocab_size, tuple(target.eos_ids), target.name)
     own.check()
     words = words_of(own)
     files = prompts.written(options, target, output / "training")
-    rows = data.read_rows(files, target, length_of(options), options.seed, packed=False)
+    rows = data.read_rows(files, target, length_of(options), options.seed, Kind(packed=False))
     texts = [np.asarray(tokens)[np.asarray(mask)] for tokens, mask in zip(rows.tokens, rows.mask, strict=True)]
     return [text for text in texts if len(text)], target, words

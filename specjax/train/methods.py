@@ -40,11 +40,6 @@ class HeadTask:
     kind: type[Trained]
     objective: type[Any]
 
-    @property
-    def starts_from_layers(self) -> bool:
-        """Whether the head's initial parameters come from the target's layers."""
-        return self.objective.starts_from_layers
-
     def __call__(self, target: Any, options: TrainOptions, read: Read) -> Task:
         made = self.made(target, options, read)
         if options.start is None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
-from specjax.draft.pard.folder import mask_fields, named_mask
+from specjax.draft.masks_on_disk import PARD, mask_fields, named_mask
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined
-from specjax.draft.pard2.folder import joined_fields, write_projection
+from specjax.draft.pard2.folder import is_joined, joined_fields, read_joined, write_projection
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.models.embedding import EmbeddingConfig
 from specjax.sharding.distributed import is_first
@@ -32,7 +32,7 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
-        written(folder, draft, target, options, params, mask_fields(mask))
+        written(folder, draft, target, options, params, mask_fields(PARD, mask))
 
     return Task(objective, draft.params, target.params, save)
 
@@ -40,22 +40,44 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
 def pard2_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """The task of a PARD-2 model that starts from a draft model, a PARD model or a PARD-2 model."""
     draft = started("pard2", target, options)
-    fields, joined = fields_of(options.drafter, TrainPard2, Joined)
+    fields, told = fields_of(options.drafter, TrainPard2, Joined)
+    joined, fc = begun(target, options, draft, told)
     draft, mask = with_mask("pard2", draft, target, options, fields.pop("mask", -1))
-    joined = Joined(**joined).of(target.lm.num_layers)
     objective = TrainPard2(
         target.lm, fitting(draft, target, mask), mask=mask, joined=joined, **fields, **divergence_of(options)
     )
-    width = target.lm.config.hidden_size
-    fc = jax.jit(objective.projection, static_argnums=1)(jax.random.key(options.seed), width)
+    fc = fc or jax.jit(objective.projection)(jax.random.key(options.seed))
 
     def save(folder: Path, params: Any) -> None:
-        size = width * len(joined.target_layers)
-        written(folder, draft, target, options, params["lm"], joined_fields(mask, joined, size))
+        written(folder, draft, target, options, params["lm"], joined_fields(mask, joined, objective.joined_size))
         if is_first():
             write_projection(folder, params["fc"], options.save_dtype or draft.dtype)
 
     return Task(objective, {"lm": draft.params, "fc": fc}, target.params, save)
+
+
+def begun(target: Any, options: TrainOptions, draft: Any, told: dict[str, Any]) -> tuple[Joined, Any]:
+    """What is read of the target, and the projection of a PARD-2 model's folder; None of another one, which has none.
+
+    Args:
+      target: the target.
+      options: of the command.
+      draft: the draft model that training starts from.
+      told: the fields of `Joined` that the line sets.
+
+    Raises:
+      ValueError: if the line contradicts the folder.
+    """
+    layers = target.lm.num_layers
+    if not is_joined(draft):
+        return Joined(**told).of(layers), None
+    joined, fc = read_joined(str(options.draft), draft, target)
+    for name, value in told.items():
+        if value != (own := getattr(joined, name)):
+            raise ValueError(
+                f"pard2: {name} is {value!r}, and {draft.name!r} was trained with {own!r}: leave {name} out to go on from it"
+            )
+    return joined, fc
 
 
 def started(name: str, target: Any, options: TrainOptions) -> Any:
@@ -79,7 +101,7 @@ def started(name: str, target: Any, options: TrainOptions) -> Any:
 
 def with_mask(name: str, draft: Any, target: Any, options: TrainOptions, asked: int) -> tuple[Any, int]:
     """The draft model with a row for the mask, and the mask's id; see `chosen_mask`."""
-    mask = chosen_mask(draft, asked, named_mask(draft), name)
+    mask = chosen_mask(draft, asked, named_mask(draft, PARD), name)
     draft = with_row(draft) if mask == draft.lm.vocab_size else draft
     check_vocabulary(draft, target, besides=mask)
     check_length(options, draft.lm)

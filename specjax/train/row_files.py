@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from specjax.jobs.manifest import fingerprint
+from specjax.objectives.base import Kind
 from specjax.train.packing import Make
 
 _ABOUT, _SKIPPED = "rows.json", "skipped.json"
@@ -31,21 +32,16 @@ def made_of(
     model: Any,
     length: int,
     seed: int,
-    packed: bool,
-    labelled: bool = False,
-    sourced: bool = False,
+    kind: Kind,
 ) -> dict[str, Any]:
-    """The inputs on which rows depend, as JSON: the content of files, the tokenizer, packing, and whether there are
-    labels or sources.
-    """
+    """The inputs on which rows depend, as JSON: the content of files, the tokenizer, packing, and the kind of lines."""
     return {
         "files": [[file.suffix, _hash(file)] for file in files],  # without folders, which may differ between processes
         "model": None if model.path is None else fingerprint(model.path),
         "length": length,
         "seed": seed,
-        "packed": packed,
-        **({"labelled": True} if labelled else {}),
-        **({"sourced": True} if sourced else {}),
+        "packed": kind.packed,
+        **({} if kind.lines == "text" else {kind.lines: True}),
     }
 
 

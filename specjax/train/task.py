@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specjax.assembly.line import read_line
 from specjax.assembly.registry import Entry, parse, plain_fields
 from specjax.lm import encodes
-from specjax.objectives.base import Objective
+from specjax.objectives.base import Lines, Objective
 from specjax.objectives.losses import LOSSES, Loss
 from specjax.train.options import TrainOptions, length_of
 
@@ -37,6 +37,19 @@ Read = Callable[[], "Rows"]
 """A function that reads the data, for tasks that depend on it."""
 Make = Callable[[Any, TrainOptions, Read], Task]
 """A function that makes a task from a loaded target, the command's options and the data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Making:
+    """How a method is trained.
+
+    Attributes:
+      objective: the class of its loss.
+      make: makes its task.
+    """
+
+    objective: type[Objective]
+    make: Make
 
 
 def make_loss(line: str) -> Loss:
@@ -83,20 +96,21 @@ def divergence_of(options: TrainOptions) -> dict[str, Any]:
     return {} if options.loss is None else {"divergence": make_loss(options.loss)}
 
 
-def check_length(options: TrainOptions, lm: Any) -> None:
-    """Raises ValueError if rows are longer than the draft model's positions."""
+def check_length(options: TrainOptions, lm: Any, besides: int = 0) -> None:
+    """Raises ValueError if rows, and so many slots `besides`, are longer than the draft model's positions."""
     longest = lm.config.max_position_embeddings
-    if length_of(options) > longest:
-        raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
+    if length_of(options) + besides > longest:
+        more = f" and {besides} for what is read beside a text are" if besides else " is"
+        raise ValueError(f"--length {length_of(options)}{more} more than the draft's {longest} positions")
 
 
-def check_encoder(target: Any, sourced: bool, name: str) -> None:
-    """Raises ValueError if only one of a target and a method's data has sources; `sourced` says whether the data has."""
-    if encodes(target.lm) and not sourced:
+def check_encoder(target: Any, lines: Lines, name: str) -> None:
+    """Raises ValueError if only one of a target and a method's data, of these lines, has sources."""
+    if encodes(target.lm) and lines != "sourced":
         raise ValueError(
-            f"rows of training data have no sources for the encoder of {target.name}: choose another target, or train gad"
+            f"rows of training data have no sources for the encoder of {target.name}: choose a target without one"
         )
-    if sourced and not encodes(target.lm):
+    if lines == "sourced" and not encodes(target.lm):
         raise ValueError(
             f"{name} drafts for a target with an encoder, and {target.name} has none: choose another target"
         )

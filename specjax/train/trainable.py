@@ -8,14 +8,14 @@ from specjax.diffusion import unmask
 from specjax.draft.adaptive import Rule
 from specjax.draft.base import Trained
 from specjax.train.methods import HeadTask, policy_task, rule_task, verifier_task
-from specjax.train.task import Make
+from specjax.train.task import Making
 from specjax.train.whole_models import WHOLE_MODELS
 from specjax.verify import Verifier
 
 
-def trainable() -> dict[str, Make]:
+def trainable() -> dict[str, Making]:
     """Everything that `specjax train` can train, by name. A method has the first of its names, like its folder."""
-    found: dict[str, Make] = {**WHOLE_MODELS, **heads()}
+    found = WHOLE_MODELS | {name: Making(head.objective, head) for name, head in heads().items()}
     methods = (
         (Rule, (draft,), rule_task),
         (unmask.Unmask, (diffusion, unmask), policy_task),
@@ -25,7 +25,7 @@ def trainable() -> dict[str, Make]:
         for kind in exported(base, *packages):
             if (objective := kind.objective()) is not None:
                 name = abouts(kind)[0].name
-                found[name] = functools.partial(task, name, kind, objective)
+                found[name] = Making(objective, functools.partial(task, name, kind, objective))
     return found
 
 

@@ -12,16 +12,19 @@ from specjax import models
 from specjax.assembly.companions import Stored
 from specjax.draft import ModelDrafter
 from specjax.draft.compact import CompactLM
+from specjax.draft.gad.objective import TrainGad
 from specjax.draft.head import most_frequent
 from specjax.draft.heads.compact_folder import compact_folder, save_compact
+from specjax.draft.pard.objective import TrainPard
+from specjax.draft.pard2.objective import TrainPard2
 from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
-from specjax.train.gad import GadTask
+from specjax.train.gad import gad_task
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
-from specjax.train.task import Make, Read, Task, check_length, check_masked, divergence_of, fields_of
+from specjax.train.task import Make, Making, Read, Task, check_length, check_masked, divergence_of, fields_of
 
 
 def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
@@ -121,12 +124,12 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
     return make
 
 
-WHOLE_MODELS: dict[str, Make] = {
-    "distill": _distill,
-    "pard": pard_task,
-    "pard2": pard2_task,
-    "gad": GadTask(),
-    "diffusion": _masked("diffusion", MaskedDiffusion),
-    "dparallel": _masked("dparallel", CertaintyForcing),
+WHOLE_MODELS: dict[str, Making] = {
+    "distill": Making(Distill, _distill),
+    "pard": Making(TrainPard, pard_task),
+    "pard2": Making(TrainPard2, pard2_task),
+    "gad": Making(TrainGad, gad_task),
+    "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
+    "dparallel": Making(CertaintyForcing, _masked("dparallel", CertaintyForcing)),
 }
-"""A function that makes the task from a loaded target, the command's options and the data."""
+"""By name."""

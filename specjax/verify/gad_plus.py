@@ -16,12 +16,13 @@ from specjax.verify.top_down import at, judged_by
 class GadPlus(Verifier):
     """A child passes if it is among the target's `beta` likeliest tokens, and at most `tau` below the likeliest one.
 
-    Both conditions are about the model's own logits, whatever a row's temperature. Tokens as likely as the last of
-    them pass too. The target's own draw passes in any case. The longest path of passing nodes is kept, on a tie the
-    likeliest, and the target's own draw follows it.
+    Both conditions are about the logits after penalties and processors, whatever a row's temperature. Tokens as likely
+    as the last of them pass too. The target's own draw passes in any case. The longest path of passing nodes is kept,
+    on a tie the likeliest, and the target's own draw follows it.
 
-    Lossy in greedy rows too. With `beta=1` or `tau=0` it is `Coupled`, except where logits are equal. The defaults are
-    those of the authors' run (WMT14 English to German, 25 masks).
+    Lossy in greedy rows too. With `beta=1` or `tau=0` greedy rows are those of `Coupled`, except where logits are
+    equal. In sampled rows the likeliest token always passes, so texts lean towards greedy ones at any setting. The
+    defaults are those of the authors' run (WMT14 English to German, 25 masks).
 
     Three points are this library's: trees, sampled rows, and that tokens which the target's distribution rules out (a
     filter, a bad word) never pass.
@@ -48,7 +49,7 @@ class GadPlus(Verifier):
 
     def __call__(self, output, tree, sampler):
         p, _, offered = judged_by(output, tree, sampler, soft=True)
-        logits = output.logits[:, : tree.nodes]
+        logits = sampler.penalised(output.logits[:, : tree.nodes], tree.path_tokens)
         likeliest = jax.lax.top_k(logits, min(self.beta, logits.shape[-1]))[0]
         least = jnp.maximum(likeliest[..., -1], likeliest[..., 0] - self.tau)
         rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)

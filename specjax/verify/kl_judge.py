@@ -22,7 +22,8 @@ class KLJudge(TopDown):
     max p is 1, so they keep greedy text. At a threshold below 0 it is `Recursive`, which for chains is `Rejection`. A
     child that was not drawn has no distribution to compare, so the ordinary test decides about it.
 
-    The published rule is for chains; trees and the default threshold are choices of this library.
+    As published are chains and `sure=0.9`. Trees, the direction KL(p || q) and the default threshold are choices of this
+    library.
 
     Attributes:
       threshold: of the divergence, in nats; finite.

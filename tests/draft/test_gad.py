@@ -19,6 +19,7 @@ from specjax import decoder as decoding
 from specjax.assembly import registry
 from specjax.draft import Gad
 from specjax.draft.gad.objective import TrainGad, chosen
+from specjax.draft.model import ModelDraft
 from specjax.expand import Chain
 from specjax.lm import BaseLM, Block, Output, Source, Wants
 from specjax.models import hf_config
@@ -101,7 +102,8 @@ def says(share):
     return table
 
 
-@pytest.mark.parametrize(("beta", "tau"), [(1, 0.0), pytest.param(5, 3.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("beta", "tau"), [(1, 0.0), (5, 3.0)])
 def test_steps_and_texts_are_those_of_the_published_loop(beta, tau):
     table = says(0.25)
     params = {"target": reads_params(lm=TARGET), "draft": {"says": jnp.asarray(table)}}
@@ -124,7 +126,7 @@ def test_steps_and_texts_are_those_of_the_published_loop(beta, tau):
 @functools.cache
 def small():
     """A model with an encoder, and random weights, sharpened so that its text has structure."""
-    config = changed(MODELS["encoder"].config, num_hidden_layers=2, vocab_size=V)
+    config = changed(MODELS["encoder"].config, num_hidden_layers=1, vocab_size=V)
     encoder = dataclasses.replace(config.encoder, layers=config.encoder.layers[:1])
     lm = models.LlamaLM(dataclasses.replace(config, encoder=encoder))
     own = jax.tree.map(lambda x: jnp.asarray(2 * x), drawn(jax.jit(lm.init)(jax.random.key(7))))
@@ -150,6 +152,36 @@ def drafted(decoder, params, state):
     view = specjax.draft.View(state.tokens, state.length, ~state.done, state.cache, max_depth=decoder.drafter.depth)
     sampler = specjax.sampling.Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
     return decoder.drafter.propose(params, state.draft, view, sampler).tree.tokens[:, 1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums(Places):
+    """A block drafter whose tokens depend on every token that a mask sees, and on its place."""
+
+    def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
+        own = block.tokens * (block.positions + 1.0)
+        before = jnp.arange(cache["text"].shape[1])[None] < block.length[:, None]
+        seen = jnp.einsum("bts,bs->bt", block.visible, own) + jnp.where(before, cache["text"], 0).sum(axis=1)[:, None]
+        return Output(own, final=jax.nn.one_hot((seen.astype(int) + 7 * block.positions) % MASK, V))
+
+
+def test_a_mask_sees_the_whole_text_and_every_mask():
+    """Tokens that the drafter has read, those that it has not, and the masks, each once and at its own place."""
+    tokens = np.random.default_rng(0).integers(0, MASK, (3, 12))
+    length, old = np.asarray([9, 6, 8]), np.asarray([7, 3, 8])
+    drafter, slots = Gad(Sums(), MASK, Chain(K), recent=3), np.arange(12)
+    cache = drafter.lm.init_cache(3, CAPACITY)
+    read = np.where(slots < old[:, None], tokens * (slots + 1), 0)
+    cache = {**cache, "text": cache["text"].at[:, :12].set(read)}
+    text, size, live = jnp.asarray(tokens), jnp.asarray(length), jnp.ones(3, bool)
+    view = specjax.draft.View(text, size, live, {}, max_depth=K)
+    sampler = specjax.sampling.Sampler(row_keys(0, "abc"), text, size, live, SamplingArrays.make(3, temperature=0.0))
+    made = jax.jit(drafter.propose)({"draft": {}}, ModelDraft(cache, jnp.asarray(old)), view, sampler)
+    for row, end in enumerate(length):
+        places = end + np.arange(K)
+        seen = (tokens[row, :end] * (slots[:end] + 1)).sum() + (MASK * (places + 1)).sum()
+        assert made.tree.tokens[row, 1:].tolist() == ((seen + 7 * places) % MASK).tolist()
+        assert made.draft.cache["text"][row, :end].tolist() == (tokens[row, :end] * (slots[:end] + 1)).tolist()
 
 
 @pytest.mark.slow
@@ -191,7 +223,7 @@ def test_glances_are_among_the_masks():
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A model whose logits are its parameters `[B, W, V]`; it keeps what it was shown."""
+    """A model whose features, which are its logits, are its parameters `[B, W, V]`; it keeps what it was shown."""
 
     shown: list = dataclasses.field(default_factory=list, hash=False, compare=False)
 
@@ -203,7 +235,10 @@ class Table:
 
     def __call__(self, params, block, cache, *, wants):
         self.shown.append(block)
-        return Output(None, logits=params)
+        return Output(None, final=params)
+
+    def unembed(self, params, h):
+        return h
 
 
 @pytest.mark.slow
@@ -271,6 +306,10 @@ def test_the_command_makes_a_folder_that_drafts(folders, tmp_path, capsys):
     assert run("gad:mask=99", "target", "none") == 2 and "gad: mask 99 is outside the 24" in capsys.readouterr().err
     assert run("gad", "target", "none", "--length", 8) == 2
     assert "tokens, and rows have 8: raise --length" in capsys.readouterr().err
+    assert run("gad", "target", "none", "--length", 60) == 2
+    assert "--length 60 and 26 for what is read beside a text are more than the draft's 64" in capsys.readouterr().err
+    assert run("gad", "target", "none", "--weights", "int8") == 2
+    assert "gad starts from the target's own weights, and those of target are int8" in capsys.readouterr().err
     assert run("gad:block=6", "target", "out") == 0
     target = models.load(folders / "target", dtype="float32")
     drafter, own = registry.build_drafter(f"gad:model={tmp_path / 'out'},length=6", target)
@@ -290,8 +329,13 @@ def test_what_a_folder_and_a_target_must_have(folders):
     target, plain = (models.load(folders / name, dtype="float32") for name in ("target", "plain"))
     with pytest.raises(ValueError, match=r"names no mask token \(mask_token_id in config.json\): `specjax train gad`"):
         registry.build_drafter(f"gad:model={folders / 'target'}", target)
-    with pytest.raises(ValueError, match="the block drafter .* has an encoder and the target has none"):
-        registry.build_drafter(f"gad:model={folders / 'target'}", plain)
+    with pytest.raises(ValueError, match="the block drafter 'plain' has none"):
+        registry.build_drafter(f"gad:model={folders / 'plain'}", target)
+    with pytest.raises(ValueError, match="is a diffusion model: pick one that `specjax train gad` made"):
+        registry.build_drafter("gad:model=tiny-diffusion", target)
+    for line in ("gad", f"gad:model={folders / 'target'}", "gad:model=tiny-diffusion"):
+        with pytest.raises(ValueError, match="^gad drafts for a target with an encoder, and plain has none$"):
+            registry.build_drafter(line, plain)
     with pytest.raises(ValueError, match="no block drafter is shipped beside .*: name one with model=FOLDER"):
         registry.build_drafter("gad", target)
 
@@ -299,7 +343,7 @@ def test_what_a_folder_and_a_target_must_have(folders):
 @pytest.mark.parametrize(
     ("make", "said"),
     (
-        (lambda: Gad(Places(), MASK, recent=-1), "gad needs recent >= 0"),
+        (lambda: Gad(Places(), MASK, recent=-1), "gad needs recent >= 0, got -1$"),
         (lambda: Gad(Places(), V).bind(TARGET), "mask_id 24 is outside"),
         (lambda: Gad(Places(), MASK).bind(tiny.TARGET), "has an encoder and the target has none"),
         (lambda: Gad(Places(30), MASK).bind(TARGET), "non-autoregressive model has 30 tokens and the target 24"),

@@ -21,6 +21,8 @@ from specjax.draft.pard2.folder import joined_fields, write_projection
 from specjax.draft.pard2.objective import TrainPard2, reached
 from specjax.lm import Output, Wants
 from specjax.objectives.base import Batch
+from specjax.train.options import TrainOptions
+from specjax.train.pard import pard2_task
 
 KEY = jax.random.key(5)
 JOINED = Joined((-1, -3, 1), 0.2, True)
@@ -69,6 +71,20 @@ def midway(folders):
     assert len({*(state.length - state.draft.length).tolist()}) > 1
     assert (state.draft.told == state.length).all()
     return decoder, model, state
+
+
+def test_training_goes_on_from_a_folder_with_a_projection(folders):
+    """With its layers and its projection; a line that says otherwise is refused."""
+    target = models.load(folders / "target")
+    folder = str(folders / "draft")
+    task = lambda line: pard2_task(target, TrainOptions(drafter=line, output="", draft=folder, length=64), lambda: None)
+    for line in ("pard2", "pard2:scale=0.2,target_layers=-1 -3 1"):
+        made = task(line)
+        assert made.objective.joined == JOINED
+        jax.tree.map(np.testing.assert_array_equal, made.params["fc"], FC)
+    for line, said in (("pard2:target_layers=-1 1", "target_layers is"), ("pard2:bias=false", "bias is False")):
+        with pytest.raises(ValueError, match=f"pard2: {said}.* leave .* out to go on from it"):
+            task(line)
 
 
 @pytest.mark.slow

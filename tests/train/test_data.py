@@ -9,6 +9,7 @@ import pytest
 from support import small_training as tiny
 
 from specjax import models
+from specjax.objectives.base import Kind
 from specjax.train import data
 from specjax.train.data import batches, read_rows
 
@@ -62,7 +63,7 @@ def test_prompts_are_read_and_completions_predicted(model, tmp_path):
     assert sorted(texts(rows, model)) == sorted(expected)
     padding = rows.documents == rows.documents.max(axis=1, keepdims=True)
     assert len(rows) < 6 and not rows.tokens[padding & ~rows.mask].any()
-    unpacked = read_rows([file], model, 24, packed=False)
+    unpacked = read_rows([file], model, 24, kind=Kind(packed=False))
     assert len(unpacked) == 6 and sorted(texts(unpacked, model)) == sorted(expected)
 
 
@@ -232,7 +233,7 @@ def test_batches_of_one_row_are_the_rows_of_larger_ones():
 
 def test_batches_go_on_where_they_stopped(model, tmp_path):
     file = write(tmp_path / "a.jsonl", *({"prompt": [n], "tokens": [n, n]} for n in range(1, 8)))
-    rows = read_rows([file], model, 4, packed=False)
+    rows = read_rows([file], model, 4, kind=Kind(packed=False))
     order = lambda stream, count: [next(stream)["tokens"][:, 0].tolist() for _ in range(count)]
     stream = batches(rows, 3, seed=5)
     before = order(stream, 4)
@@ -262,7 +263,7 @@ def test_rows_in_files_are_those_in_memory(model, tmp_path, monkeypatch):
         patched.setattr(data, "cut", None)  # nothing is tokenised
         assert read_rows([file], model, 16, folder=kept).digest == expected.digest
     assert read_rows([file], model, 12, folder=kept).digest == read_rows([file], model, 12).digest
-    assert read_rows([file], model, 12, packed=False, folder=kept).digest != expected.digest
+    assert read_rows([file], model, 12, kind=Kind(packed=False), folder=kept).digest != expected.digest
     write(file, {"tokens": [7, 7]})
     assert read_rows([file], model, 12, folder=kept).tokens[0, :2].tolist() == [7, 7]
     assert [path.name for path in kept.parent.iterdir()] == ["rows"]

@@ -12,7 +12,7 @@ from specjax import cli, models
 from specjax.assembly.registry import build_verifier
 from specjax.lm import Block, Wants
 from specjax.models.tabular import TabularLM
-from specjax.objectives.base import Batch
+from specjax.objectives.base import Batch, Kind
 from specjax.objectives.means import Counted, Parts, counts
 from specjax.train.data import read_rows
 from specjax.verify import Judge
@@ -55,7 +55,7 @@ def test_labelled_lines(tmp_path):
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": ""},
         {"prompt": "Add 3 and 4.", "completion": answer, "wrong": []},
     )
-    rows = read_rows([file], model, 64, folder=tmp_path / "rows", labelled=True)
+    rows = read_rows([file], model, 64, folder=tmp_path / "rows", kind=Kind(lines="labelled"))
     decode = lambda begin, end: model.tokenizer.decode(ids[begin:end])
     found = labels(rows, model)
     assert ("It is 7.<|end|>", "") in found and (decode(0, 2), decode(2, 4)) in found and len(found) == 5
@@ -67,11 +67,11 @@ def test_labelled_lines(tmp_path):
         f"line {number}" for number in (5, 6, 8, 9)
     ]
     assert "neither words of the completion" in rows.skipped[0] and "wrong is empty" in rows.skipped[2]
-    again = read_rows([file], model, 64, folder=tmp_path / "rows", labelled=True)
+    again = read_rows([file], model, 64, folder=tmp_path / "rows", kind=Kind(lines="labelled"))
     assert again.digest == rows.digest and (again.wrong == rows.wrong).all()
     with pytest.raises(ValueError, match=r"labels stand in the lines of a \.jsonl file"):
         (tmp_path / "a.txt").write_text("text")
-        read_rows([tmp_path / "a.txt"], model, 64, labelled=True)
+        read_rows([tmp_path / "a.txt"], model, 64, kind=Kind(lines="labelled"))
 
 
 def test_the_loss_by_hand():

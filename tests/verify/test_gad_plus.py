@@ -48,8 +48,11 @@ def test_by_hand(verifier):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def kept(verifier, logits, sampling):
-    """Whether each token `[B]` passes as the only draft after the root, in a row of its own; logits `[B, V]`."""
+def kept(verifier, logits, sampling, other=0):
+    """Whether each token `[B]` passes as the only draft after the root, in a row of its own; logits `[B, V]`.
+
+    The target draws its likeliest token, or the one that is `other` further on in the vocabulary.
+    """
     rows, size = logits.shape
     tree = Tree.of(
         Topology.chain(1), jnp.stack([jnp.zeros(rows, jnp.int32), jnp.arange(rows)], axis=1), jnp.ones((rows, 2), bool)
@@ -59,17 +62,15 @@ def kept(verifier, logits, sampling):
         jax.random.split(jax.random.key(0), rows), jnp.zeros((rows, 4), jnp.int32), one, one > 0, sampling
     )
     both = jnp.broadcast_to(logits[:, None], (rows, 2, size))
-    return verifier(Output((), logits=both, draw=jnp.argmax(both, axis=-1)), tree, sampler).accepted == 1
+    draw = jnp.argmax(sampler.penalised(both, tree.path_tokens), axis=-1) + other
+    return verifier(Output((), logits=both, draw=draw), tree, sampler).accepted == 1
 
 
-def passing(beta, tau, logits, **sampling):
+def passing(beta, tau, logits, other=0, **sampling):
     logits = np.asarray(logits, np.float32)
-    rows = np.broadcast_to(logits, (len(logits), len(logits)))
-    return {
-        *np.flatnonzero(
-            kept(GadPlus(beta, tau), jnp.asarray(rows), SamplingArrays.make(len(logits), **sampling))
-        ).tolist()
-    }
+    rows = jnp.asarray(np.broadcast_to(logits, (len(logits), len(logits))))
+    got = kept(GadPlus(beta, tau), rows, SamplingArrays.make(len(logits), **sampling), other)
+    return {*np.flatnonzero(got).tolist()}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,14 @@ def test_what_the_target_may_not_write_does_not_pass_and_ties_do():
     logits = (2.0, 1.5, 1.0, -2.0)
     assert passing(3, 3.0, logits, suppress_tokens=[[1]] * 4) == {0, 2}
     assert passing(2, 3.0, (2.0, 1.0, 1.0, 1.0)) == {0, 1, 2, 3}
+
+
+def test_a_penalty_counts_and_the_likeliest_token_passes_beside_another_draw():
+    """Token 0 is in the text. A sampled row with `beta=1` keeps the likeliest token, which `Coupled` would not."""
+    logits = (2.0, 1.5, 1.0, -2.0)
+    for temperature in (0.0, 1.0):
+        assert passing(1, 0.0, logits, presence_penalty=0.75, temperature=temperature) == {1}
+    assert passing(1, 0.0, logits, other=2, temperature=1.0) == {0, 2}
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from specjax.expand import Chain, Expander
 
 LENGTH = 25
 """The authors' block of masks."""
+LIMIT = 200
+"""The most tokens of a text in the authors' programs (`max_len` in hemingkx/GAD `inference.py`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Gad(TreeDrafter, OnePass):
         "arXiv:2203.16487",
         fields=("recent",),
         expander=f"chain:length={LENGTH}",
-        paper="recent=200",
+        paper=f"recent={LIMIT}",
         loads="block_draft",
     )
     tiles = True
@@ -57,7 +59,7 @@ class Gad(TreeDrafter, OnePass):
 
     def __post_init__(self):
         if self.recent < 0:
-            raise ValueError(f"gad needs recent >= 0, got {self}")
+            raise ValueError(f"gad needs recent >= 0, got {self.recent}")
 
     @property
     def candidates(self) -> int:

@@ -1,18 +1,21 @@
 """Training of block drafters: a random beginning of a text, a block of masks after it, and glances at some of them
 (Xia et al. 2022, arXiv:2203.16487; Qian et al. 2021, arXiv:2008.07905).
 
-In the shape descriptions `S` denotes source slots, `W` the slots of a pass: those of a text, and the block's.
+In the shape descriptions `S` denotes source slots, `W` the slots of a pass: those of a text, and the block's `K`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Block, Source, Wants
 from specjax.objectives.base import Batch, Objective, Recipe, each_row
 from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import positions_at_a_time
 from specjax.sharding import shardings
 
 Array = jax.Array
@@ -26,12 +29,23 @@ class Blocks(NamedTuple):
       seen: `[B, W]` bool, the beginning and the block after it.
       masked: `[B, W]` bool, the block; its slots after the text's end are masks too.
       due: `[B, W]` bool, those of the block that the text has.
+      slots: `[B, K]` int32, the block's, in order.
     """
 
     tokens: Array
     seen: Array
     masked: Array
     due: Array
+    slots: Array
+
+    def of(self, values: Array) -> Array:
+        """`[B, K]`, the block's own of the values `[B, W]` of a pass."""
+        return jnp.take_along_axis(values, self.slots, axis=1)
+
+    def spread(self, values: Array) -> Array:
+        """`[B, W]`, the block's values `[B, K]` where they belong in a pass; False elsewhere."""
+        at = jnp.arange(self.masked.shape[1])[None] - self.slots[:, :1]
+        return self.masked & jnp.take_along_axis(values, jnp.clip(at, 0, values.shape[1] - 1), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +71,7 @@ class TrainGad(Objective):
     """
 
     recipe = Recipe(clip=5.0, weight_decay=0.01)
-    sourced = True
+    lines = "sourced"
 
     target: LM
     draft: Any
@@ -100,7 +114,8 @@ class TrainGad(Objective):
         tokens = jnp.where(at < 0, jnp.take(starts, jnp.minimum(slots, before)), own)
         begun = jnp.maximum(size - 1 - jnp.floor(drawn * size).astype(size.dtype), 0)[:, None]
         masked = (at >= begun) & (at < begun + self.block)
-        return Blocks(tokens, at < begun + self.block, masked, masked & (at < size[:, None]))
+        slots = before + begun + jnp.arange(self.block)[None]
+        return Blocks(tokens, at < begun + self.block, masked, masked & (at < size[:, None]), slots)
 
     def source(self, batch: Batch) -> Source:
         """The rows' prompts."""
@@ -108,12 +123,32 @@ class TrainGad(Objective):
         own = jnp.arange(batch.tokens.shape[1])[None] < first[:, None]
         return Source(jnp.where(own, batch.tokens, -1), jnp.maximum(first, 1))
 
-    def logits(self, params, cache, blocks: Blocks, shown: Array) -> Array:
-        """Logits `[B, W, V]` of a pass in which masks that are `shown` `[B, W]` are their tokens."""
-        tokens = jnp.where(blocks.masked & ~shown, self.mask, blocks.tokens)
+    def told(
+        self, params: Any, cache: Any, blocks: Blocks, shown: Array, make: Callable[[Array, Array], Any], at_a_time: int
+    ) -> Any:
+        """What a pass says of the block, made for some of its slots at a time.
+
+        Args:
+          params: the draft's.
+          cache: after the encoder.
+          blocks: what the pass reads.
+          shown: `[B, K]` bool, masks that are their tokens in this pass.
+          make: from logits `[B, K, V]` and the text's tokens `[B, K]`.
+          at_a_time: how many of a row's slots have logits at a time.
+        """
+        tokens = jnp.where(blocks.masked & ~blocks.spread(shown), self.mask, blocks.tokens)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
         block = Block(tokens, positions, jnp.zeros(len(tokens), jnp.int32), blocks.seen[:, None], causal=False)
-        return self.draft(params, block, cache, wants=Wants(logits=True)).logits
+        final = self.draft(params, block, cache, wants=Wants(final=True)).final
+        final = jnp.take_along_axis(final, blocks.slots[:, :, None], axis=1)
+        compare = lambda inputs: make(self.draft.unembed(params, inputs[0]), inputs[1])
+        return chunked(compare, (final, blocks.of(blocks.tokens)), at_a_time)
+
+    def costs(self, logits: Array, labels: Array) -> Array:
+        """`[B, K]`, the cross-entropy to smoothed labels."""
+        logs = jax.nn.log_softmax(logits, axis=-1)
+        own = jnp.take_along_axis(logs, labels[:, :, None], axis=2)[:, :, 0]
+        return -(1 - self.smoothing) * own - self.smoothing * logs.mean(axis=-1)
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         rows, length = batch.tokens.shape
@@ -121,20 +156,17 @@ class TrainGad(Objective):
         drawn = each_row(lambda key: jax.random.uniform(key, (wide + 2,)), key, rows)
         blocks = self.blocks(batch, drawn[:, 0])
         cache = self.draft.encode(params, self.draft.init_cache(rows, wide), self.source(batch))
-        hidden = jnp.zeros_like(blocks.masked)
-        guess = self.logits(*jax.lax.stop_gradient((params, cache)), blocks, hidden)
-        right = (jnp.argmax(guess, axis=-1) == blocks.tokens) & blocks.due
+        due, few = blocks.of(blocks.due), positions_at_a_time(batch)
+        agreed = lambda logits, labels: jnp.argmax(logits, axis=-1) == labels
+        right = self.told(*jax.lax.stop_gradient((params, cache)), blocks, jnp.zeros_like(due), agreed, few) & due
         share = self.least + (self.most - self.least) * drawn[:, 1]
-        wrong = blocks.due.sum(axis=1) - right.sum(axis=1)
-        shown = chosen(blocks.due, drawn[:, 2:], jnp.floor(share * wrong))
-        learned = blocks.due & ~shown
-        logs = jax.nn.log_softmax(self.logits(params, cache, blocks, shown), axis=-1)
-        own = jnp.take_along_axis(logs, blocks.tokens[:, :, None], axis=2)[:, :, 0]
-        each = -(1 - self.smoothing) * own - self.smoothing * logs.mean(axis=-1)
-        run = jnp.cumprod(jnp.where(blocks.masked, right | ~blocks.due, True), axis=1) * blocks.due
+        shown = chosen(due, blocks.of(drawn[:, 2:]), jnp.floor(share * (due.sum(axis=1) - right.sum(axis=1))))
+        learned = due & ~shown
+        each = self.told(params, cache, blocks, shown, self.costs, few)
+        run = jnp.cumprod(right | ~due, axis=1) * due
         metrics = {
-            "accuracy": mean(right.astype(jnp.float32), blocks.due),
-            "accepted": mean(run.sum(axis=1, keepdims=True).astype(jnp.float32), blocks.due.any(axis=1, keepdims=True)),
+            "accuracy": mean(right.astype(jnp.float32), due),
+            "accepted": mean(run.sum(axis=1, keepdims=True).astype(jnp.float32), due.any(axis=1, keepdims=True)),
             "weight": learned.sum(),
         }
         return mean(each, learned), metrics
@@ -145,7 +177,7 @@ class TrainGad(Objective):
 
 
 def chosen(places: Array, drawn: Array, count: Array) -> Array:
-    """`count` `[B]` of every row's `places` `[B, W]`, by the order of what was `drawn` `[B, W]`, in [0, 1)."""
+    """`count` `[B]` of every row's `places` `[B, K]`, by the order of what was `drawn` `[B, K]`, in [0, 1)."""
     order = jnp.argsort(jnp.where(places, drawn, 2.0), axis=1)
     rank = jnp.argsort(order, axis=1)
     return places & (rank < count[:, None])

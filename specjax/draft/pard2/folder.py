@@ -15,16 +15,20 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from specjax.draft.heads.files import read_tensors, torch_files
-from specjax.draft.pard.folder import mask_fields
+from specjax.draft.masks_on_disk import PARD, config_of, mask_fields
 from specjax.draft.pard2.features import Joined
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import is_size
-from specjax.models.json_file import read_json
 
 STEM = "warp_model"
 """The name of the file with the projection."""
 _LAYERS, _SIZE, _SCALE, _BIAS = "pard2_target_layers", "pard2_target_dim", "pard2_scale", "pard2_proj_bias"
+
+
+def is_joined(draft: Any) -> bool:
+    """Whether a loaded draft model's folder says that it reads a target's features."""
+    return config_of(draft)[1].get(_LAYERS) is not None
 
 
 def read_joined(asked: str, draft: Any, target: Any) -> tuple[Joined, dict[str, Any]]:
@@ -38,8 +42,7 @@ def read_joined(asked: str, draft: Any, target: Any) -> tuple[Joined, dict[str, 
     Raises:
       ModelError: if its folder does not say it, or says it of another target.
     """
-    file = None if draft.path is None else draft.path / "config.json"
-    config = read_json(file) if file is not None and file.is_file() else {}
+    file, config = config_of(draft)
     layers, scale = config.get(_LAYERS), config.get(_SCALE, Joined.scale)
     if layers is None:
         raise ModelError(
@@ -91,7 +94,7 @@ def joined_fields(mask: int, joined: Joined, size: int) -> dict[str, Any]:
       size: F, of the joined features.
     """
     own = {_LAYERS: list(joined.target_layers), _SIZE: size, _SCALE: joined.scale, _BIAS: joined.bias}
-    return {**mask_fields(mask), "spd_type": "pard2", "pard2": True, **own}
+    return {**mask_fields(PARD, mask), "spd_type": "pard2", "pard2": True, **own}
 
 
 def write_projection(folder: Path, fc: Mapping[str, Any], dtype: Any) -> None:

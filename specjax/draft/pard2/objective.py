@@ -55,12 +55,16 @@ class TrainPard2(TrainPard):
     def init(self, key, target_params):
         """Random parameters of the draft and its projection."""
         own, other = jax.random.split(key)
-        width = self.target.embed(target_params, jnp.zeros((1, 1), jnp.int32)).shape[-1]
-        return {"lm": super().init(own, target_params), "fc": self.projection(other, width)}
+        return {"lm": super().init(own, target_params), "fc": self.projection(other)}
 
-    def projection(self, key: Array, width: int) -> dict[str, Array]:
-        """A random projection of features of a target of this width, drawn as torch draws a linear layer."""
-        size = width * len(self.joined.target_layers)
+    @property
+    def joined_size(self) -> int:
+        """Static: F, of the joined features."""
+        return self.target.config.hidden_size * len(self.joined.target_layers)  # pyrefly: ignore[missing-attribute]
+
+    def projection(self, key: Array) -> dict[str, Array]:
+        """A random projection of the target's features, drawn as torch draws a linear layer."""
+        size = self.joined_size
         shapes = {"kernel": (size, self.draft.config.hidden_size)}
         shapes |= {"bias": shapes["kernel"][1:]} if self.joined.bias else {}
         draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1, maxval=1) * size**-0.5

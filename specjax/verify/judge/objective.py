@@ -26,7 +26,7 @@ class TrainJudge(Objective):
       decay: weight of the kernel's square.
     """
 
-    labelled = True
+    lines = "labelled"
 
     verifier: Any
     wrong: float = 0.5

@@ -49,7 +49,7 @@ def _field() -> Any:
     field = listing(
         'only texts of a language: "json:FILE", "json:{...}" (a JSON Schema), "regex:...", "choice:a|b", "grammar:FILE" or '
         '"nested:FILE"',
-        "json:FILE, json:SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE",
+        "json:FILE|SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE",
         TABLE,
     )
     make = lambda value, vocabulary, room, others: compiled(value, vocabulary, room)

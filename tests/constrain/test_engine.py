@@ -29,7 +29,7 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
     "required": ["name", "age"],
 }
-KINDS = "json:FILE, json:SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE"
+KINDS = "json:FILE|SCHEMA, regex:..., choice:a|b, grammar:FILE or nested:FILE"
 JSON, CHOICE = {"json": SCHEMA}, "choice:yes|no|perhaps"
 PROMPTS = ["Name a person.", [20, 30, 40, 50], "Is it?", "a b a b a b"]
 SAMPLINGS = [

@@ -83,7 +83,7 @@ KINDS = {
     "eager": lambda: diffusion(LM, MASK, FreeDave(4, eager=True), block_length=8),
     "shifted": lambda: diffusion(LM, MASK, Threshold(0.2), caches()["dual"], block_length=8, shift=True),
 }
-FAST = ("bold", "rcr")
+FAST = ("bold",)
 
 
 SEEDS = ((0, 0.0), (1, 1.0))

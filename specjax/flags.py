@@ -12,13 +12,13 @@ generate: -h --help prompts --chat --input --output --json --suffix --unordered 
     --max-new-tokens --seed --stop --sampling --top-k --constraint --ignore-eos --distributed --coordinator
     --num-processes --process-id --ray --ray-workers
 score: -h --help --input --output --strict --model --weights --mesh --dtype --adapter --batch-size
-bench: -h --help suite --drafter --decode --peer --widen --compare --kind --prompts --input --tasks --samples --model
-    --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature --batch-size
-    --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage --alone
+bench: -h --help suite --drafter --decode --peer --widen --compare --kind --alone --prompts --input --tasks --samples
+    --model --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature
+    --batch-size --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage
 eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
     --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare
-    --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint --ignore-eos
-    --sampling --answers --json --plot --uncertainty --task-constraint
+    --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint --task-constraint
+    --ignore-eos --sampling --answers --json --plot --uncertainty
 check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --strict --json
 train: -h --help drafter --target --output --draft --draft-config --reference --draft-vocabulary --start --adapter
     --data --prompts --features --held-out --max-new-tokens --length --patience --seed --steps --batch-size

@@ -73,7 +73,7 @@ KINDS = {
     "nested": Kind(
         "in the language of a context-free grammar whose rules come back to themselves three times at most",
         ("nested:FILE",), ('{"nested": "start: ..."}',), (str,), "device", "every text",
-        "the part of llguidance's kind of Lark that the package lark reads too", "own text",
+        "the part of llguidance's kind of Lark that the package lark reads too", "this library, after arXiv:2508.10111",
     ),
 }  # fmt: skip
 """The kinds by the word with which a line begins."""

@@ -191,24 +191,21 @@ class Engine:
         prompt = one(prompt)
         request = Request(shown(prompt), **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
-        if self.model.masked:
-            request = self._masked_request(request, suffix)
-            return dataclasses.replace(request, **self._made(request))
+        request = (self._masked_request if self.model.masked else self._causal_request)(request, suffix)
+        return dataclasses.replace(request, **self._made(request))
+
+    def _causal_request(self, request: Request, suffix: Any) -> Request:
         if self.searches and self.decoder.draws and not request.temperature:
             raise ValueError(f"{self.decoder.called} draws its texts: set a temperature, or decode otherwise")
         if self.thinks and not request.temperature:
             raise ValueError(
                 "soft thinking mixes the tokens of a distribution, and a greedy row's is one token: set a temperature, or "
-                "decode "
-                "otherwise"
+                "decode otherwise"
             )
-        if (
-            self.searches
-            and not self.decoder.draws
-            and (drawn := [each for each in WARPERS if not each.of_logits and in_use(each, request)])
-        ):
-            how = self.decoder
-            raise ValueError(f"{how.called} draws no token: leave {drawn[0].switches[0]} out, or decode otherwise")
+        drawn = [each for each in WARPERS if not each.of_logits and in_use(each, request)]
+        if self.searches and not self.decoder.draws and drawn:
+            name = drawn[0].switches[0]
+            raise ValueError(f"{self.decoder.called} draws no token: leave {name} out, or decode otherwise")
         if choosing := [each for each in WARPERS if each.chooses and in_use(each, request)]:
             name = choosing[0].switches[0]
             if self.searches:
@@ -219,7 +216,7 @@ class Engine:
                 raise ValueError(f"{name} chooses the token itself: leave the temperature at 0, or leave {name} out")
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
-        return dataclasses.replace(request, **self._made(request))
+        return request
 
     def _made(self, request: Request) -> dict[str, Any]:
         """The options of a request that the model's vocabulary makes tables of."""
@@ -234,8 +231,8 @@ class Engine:
         """What a constraint must know of the model."""
         own, never = self.model, getattr(self.decoder, "never", ())
         eos = tuple(token for token in own.eos_ids if token not in never)
-        gaps = own.masked is not None
-        return Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, self.mesh is not None, gaps)
+        meshed, gaps = self.mesh is not None, own.masked is not None
+        return Vocabulary(own.tokenizer, own.lm.vocab_size, eos, own.name, meshed, gaps)
 
     def _read(self, prompt: Any, chat: Chat | None) -> dict[str, Any]:
         """The beginning of a request's text, and its source."""

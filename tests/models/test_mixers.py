@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import drawn
+from support.random_weights import drawn
 
 import specjax
 from specjax import decoder as decoding

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
-from support.conformance import Rows, drawn, start, texts
+from support.conformance import Rows, start, texts
 from support.margin import Margin, teacher_forced
+from support.random_weights import drawn
 
 import specjax
 from specjax.draft import TokenRecycling

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.random_weights import drawn, noisy, whole_numbers
 from support.shapes import changed
 
 import specjax
@@ -360,11 +361,7 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{
-        name: draft_model
-        for name in DRAFTERS
-        if name.startswith(("draft", "pard", "gad", "diffusion_draft", "cascade"))
-    },
+    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "gad", "diffusion", "cascade"))},
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
@@ -374,32 +371,6 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
     "rasd": lambda target: (draft_model(target), store()),
 }
 """From the target's parameters to a drafter's, by its name; trained drafters make their own."""
-
-
-STEPS = 2**10
-
-
-def whole_numbers(shape, seed):
-    """Even random numbers between -1 and 1 whose 1,024-fold are whole, so that every platform has the same ones."""
-    return np.random.default_rng(seed).integers(-STEPS, STEPS + 1, shape).astype(np.float32) / STEPS
-
-
-def drawn(made, seed=0):
-    """Parameters like those that were made, of which drawn ones are `whole_numbers` times a power of two."""
-    leaves, structure = jax.tree.flatten(jax.device_get(made))
-
-    def again(number, x):
-        spread = float(np.std(x)) if np.issubdtype(x.dtype, np.floating) else 0.0
-        if not spread:
-            return np.asarray(x)  # whole numbers, and what is the same everywhere
-        return whole_numbers(x.shape, (seed, number)) * np.float32(2.0 ** np.round(np.log2(spread * 3**0.5)))
-
-    return jax.tree.unflatten(structure, [again(number, x) for number, x in enumerate(leaves)])
-
-
-def noisy(target):
-    """A draft model that is often right: the target's weights, a little different."""
-    return jax.tree.map(lambda x: x * (1 + whole_numbers(x.shape, x.size) / 4), target)
 
 
 def model_of(name: str) -> str:

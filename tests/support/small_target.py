@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support.conformance import DRAFTERS as LINES
-from support.conformance import drawn, whole_numbers
+from support.random_weights import drawn, whole_numbers
 from support.shapes import changed
 
 from specjax import decoder as decoding

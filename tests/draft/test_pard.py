@@ -14,7 +14,7 @@ from support.head_start import proposed, running
 from support.objectives import packed
 from support.shapes import changed
 
-from specjax import cli, models
+from specjax import models
 from specjax.assembly import registry
 from specjax.draft import Acceptance, Pard, adaptive
 from specjax.draft.masks_on_disk import PARD, mask_fields
@@ -180,13 +180,7 @@ def test_what_lies_after_the_text_is_not_read(midway):
 @pytest.mark.slow
 def test_the_command_makes_a_folder_that_drafts(tmp_path, capsys):
     """Of a plain draft model without spare tokens: its mask has a row of its own."""
-    for name, lm, made in (("target", tiny.TARGET, tiny.target_params()), ("draft", tiny.DRAFT, tiny.draft_params())):
-        models.save(tmp_path / name, lm, made)
-    lines = [{"tokens": row.tolist()} for row in np.random.default_rng(0).integers(1, 32, (8, 12))]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["--target", tmp_path / "target", "--data", tmp_path / "data.jsonl", "--steps", 2, "--batch-size", 4]
-    words += ["--length", 12, "--output", tmp_path / "out"]
-    run = lambda *more: cli.main([str(word) for word in ("train", *more, *words)])
+    run = tiny.training(tmp_path)
     assert run("pard") == 2 and "pard needs --draft" in capsys.readouterr().err
     assert run("pard", "--draft", tmp_path / "draft", "--start", "x") == 2
     assert "--start is not for pard" in capsys.readouterr().err

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import small_training as tiny
-from support.conformance import DRAFTERS, MIXED, TARGET, params, whole_numbers
+from support.conformance import DRAFTERS, MIXED, TARGET, params
 from support.head_start import proposed, running
 from support.objectives import packed
+from support.random_weights import whole_numbers
 
-from specjax import cli, models
+from specjax import models
 from specjax.assembly import registry
 from specjax.draft import trim
 from specjax.draft.pard.objective import TrainPard
@@ -176,13 +177,7 @@ def test_some_texts_are_read_without_features():
 @pytest.mark.slow
 def test_the_command_makes_a_folder_that_drafts(tmp_path, capsys):
     """With features, and without them as a PARD model."""
-    for name, lm, made in (("target", tiny.TARGET, tiny.target_params()), ("draft", tiny.DRAFT, tiny.draft_params())):
-        models.save(tmp_path / name, lm, made)
-    lines = [{"tokens": row.tolist()} for row in np.random.default_rng(0).integers(1, 32, (8, 12))]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["--target", tmp_path / "target", "--data", tmp_path / "data.jsonl", "--steps", 2, "--batch-size", 4]
-    words += ["--length", 12, "--output", tmp_path / "out"]
-    run = lambda *more: cli.main([str(word) for word in ("train", *more, *words)])
+    run = tiny.training(tmp_path)
     assert run("pard2") == 2 and "pard2 needs --draft" in capsys.readouterr().err
     assert run("pard2:target_layers=-1 5", "--draft", tmp_path / "draft") == 2
     assert "target_layers has 5, and a target of 2 layers gives features of -1 to -2" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Small models and texts for the tests of training."""
 
 import functools
+import json
 from pathlib import Path
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.shapes import changed
 
+from specjax import cli, models
 from specjax.models import LlamaLM, Model, llama_config
 from specjax.train.data import Rows
 
@@ -39,3 +41,14 @@ def rows(count: int = 24, length: int = 16, seed: int = 0) -> Rows:
     start = rng.integers(0, length // 3, (count, 1))
     end = rng.integers(length // 2, length + 1, (count, 1))
     return Rows(np.where(slots < end, tokens, 0), (slots >= start) & (slots < end))
+
+
+def training(folder):
+    """`specjax train` of a draft for the target, both of which it writes with texts; a function of the first words."""
+    for name, lm, made in (("target", TARGET, target_params()), ("draft", DRAFT, draft_params())):
+        models.save(folder / name, lm, made)
+    lines = [{"tokens": row.tolist()} for row in np.random.default_rng(0).integers(1, 32, (8, 12))]
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--target", folder / "target", "--data", folder / "data.jsonl", "--steps", 2, "--batch-size", 4]
+    words += ["--length", 12, "--output", folder / "out"]
+    return lambda *more: cli.main([str(word) for word in ("train", *more, *words)])

@@ -258,15 +258,10 @@ class SamplingArrays:
 
 
 def begun(sampling: SamplingArrays) -> dict[str, Any]:
-    """The sums and states of texts without new tokens, for warpers that carry or walk; without columns, a number a row."""
-    batch = sampling.temperature.shape[0]
-    found: dict[str, Any] = {}
-    for each in WARPERS:
-        own = sampling.own(each) if each.walks else None
-        if each.carries or each.walks:
-            zeros = lambda each=each: jnp.zeros((batch,), jnp.float32 if each.carries else jnp.int32)
-            found[each.switches[0]] = zeros() if own is None else each.start(own, batch)
-    return found
+    """The sums and states of texts without new tokens, for warpers with columns that carry or walk."""
+    batch, owns = sampling.temperature.shape[0], [(each, sampling.own(each)) for each in WARPERS]
+    kept = [(each, own) for each, own in owns if own is not None and (each.carries or each.walks)]
+    return {each.switches[0]: each.start(own, batch) for each, own in kept}
 
 
 def _sizes(field: dataclasses.Field, column: Any) -> tuple[int, ...]:

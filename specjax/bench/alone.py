@@ -80,7 +80,8 @@ def tried(
     """
     asked = [tokens for tokens, _ in texts]
     content = json.dumps(schema.content, ensure_ascii=False)
-    said = (_by_llguidance if engine == "llguidance" else _by_outlines)(content, vocabulary, asked, limit)
+    llguidance = engine == "llguidance"
+    said = _by_llguidance(content, vocabulary, asked) if llguidance else _by_outlines(content, vocabulary, asked, limit)
     if isinstance(said, str):
         return Tried(Made(schema, None, said, 0.0), None)
     seconds, takes, spent, count = said
@@ -120,7 +121,7 @@ def summary(found: Sequence[Tried]) -> dict[str, Any]:
     }
 
 
-def _by_llguidance(content: str, vocabulary: Vocabulary, texts: Sequence[list[int]], limit: float) -> Any:
+def _by_llguidance(content: str, vocabulary: Vocabulary, texts: Sequence[list[int]]) -> Any:
     guidance, tokenizer = token_set(vocabulary)
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 

@@ -84,7 +84,7 @@ class _Reader:
             "object": self.object, "array": self.array, "string": self.string, "integer": self.integer,
             "number": self.number, "boolean": self.boolean, "null": self.null,
         }  # fmt: skip
-        types, forbidden = types_of(schema), schema.get("not", {}).get("enum", [])
+        types, forbidden = types_of(schema), _forbidden(schema)
         if types is None and not forbidden:
             return anything()
         nested = {kind for kind in ("object", "array") if any(is_of(own, kind) for own in forbidden)}
@@ -188,12 +188,9 @@ class _Reader:
         values = listed(schema, "enum", empty=True) if "enum" in schema else [schema["const"]]
         if "const" in schema:
             values = [own for own in values if canonical(own) == canonical(schema["const"])]
-        types, forbidden = (
-            types_of({"type": schema["type"]}) if "type" in schema else None,
-            schema.get("not", {}).get("enum", []),
-        )
+        types = types_of({"type": schema["type"]}) if "type" in schema else None
         values = [own for own in values if types is None or any(is_of(own, kind) for kind in types)]
-        values = [own for own in values if canonical(own) not in map(canonical, forbidden)]
+        values = [own for own in values if self._may(schema, own)]
         if FRACTIONAL in schema:
             values = [own for own in values if not is_of(own, "integer")]
         rest = {word: schema[word] for words in OF_TYPE.values() for word in words if word in schema}
@@ -361,7 +358,7 @@ class _Reader:
     def string(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         least, most = _counts(schema, "minLength", "maxLength")
         form = schema["format"] if schema.get("format") in FORMATS else None
-        forbidden = [own for own in schema.get("not", {}).get("enum", []) if isinstance(own, str)]
+        forbidden = [own for own in _forbidden(schema) if isinstance(own, str)]
         if "pattern" in schema and form is not None:
             raise Unsupported("pattern beside format")
         if most is not None and least > most:
@@ -386,7 +383,7 @@ class _Reader:
         low, high, above, below = _bounds(schema)
         low = low if low is None else math.floor(low) + 1 if above else math.ceil(low)
         high = high if high is None else math.ceil(high) - 1 if below else math.floor(high)
-        forbidden = [own for own in schema.get("not", {}).get("enum", []) if is_of(own, "integer")]
+        forbidden = [own for own in _forbidden(schema) if is_of(own, "integer")]
         step = schema.get("multipleOf", 1)
         if step != 1:
             if forbidden or step <= 0 or not is_of(step, "integer"):
@@ -403,7 +400,7 @@ class _Reader:
 
     def number(self, schema: Mapping[str, Any], followed: tuple[str, ...]) -> str | None:
         low, high, above, below = _bounds(schema)
-        forbidden = [own for own in schema.get("not", {}).get("enum", []) if is_of(own, "number")]
+        forbidden = [own for own in _forbidden(schema) if is_of(own, "number")]
         if FRACTIONAL in schema:
             if low is not None or high is not None or forbidden or "multipleOf" in schema:
                 raise Unsupported("not of integers beside other keywords of numbers")
@@ -424,10 +421,15 @@ class _Reader:
         return "null" if self._may(schema, None) else None
 
     def _may(self, schema: Mapping[str, Any], value: Any) -> bool:
-        return canonical(value) not in map(canonical, schema.get("not", {}).get("enum", []))
+        return canonical(value) not in map(canonical, _forbidden(schema))
 
 
 _JOINED = ("$ref", "allOf", "if", "not", "dependentRequired", "dependentSchemas", "dependencies")
+
+
+def _forbidden(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that `not` lists."""
+    return schema.get("not", {}).get("enum", [])
 
 
 def anything() -> str:

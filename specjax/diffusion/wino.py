@@ -119,8 +119,9 @@ class WinoDecoder(DiffusionDecoder):
         with jax.named_scope("target"):
             final = self.target(params["target"], block, None, wants=Wants(final=True)).final
             own = jnp.take_along_axis(final, at[:, :, None], axis=1, mode="clip")
-            unembed = lambda features: self._possible(state, at, self.target.unembed(params["target"], features))
-            logits, hidden = unembed(own), unembed(final[:, size:])
+            logits = self._possible(state, at, self.target.unembed(params["target"], own))
+            hidden = self.target.unembed(params["target"], final[:, size:])
+            hidden = jnp.where(logits > -jnp.inf, hidden, -jnp.inf)
         guess = self._guess(state, at, masked, logits)
         known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
         dist = jax.nn.log_softmax(hidden, axis=-1)

@@ -157,8 +157,7 @@ def fillings(sampling: SamplingArrays, never: tuple[int, ...]) -> Fillings:
     It depends on the parameters alone. So make it outside branches and loops.
     """
     owns = [(each, sampling.own(each)) for each in WARPERS if each.fills]
-    found = [(each.used(own), each.filling(own, never)) for each, own in owns if own is not None]
-    return tuple((used, filling) for used, filling in found if filling is not None)
+    return tuple((each.used(own), each.filling(own, never)) for each, own in owns if own is not None)
 
 
 def bound(known: Fillings, live: Array) -> Array | None:

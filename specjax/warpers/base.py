@@ -268,7 +268,7 @@ class Warper(abc.ABC):
           own: its parameters.
           batch: B.
         """
-        return jnp.zeros((batch,), jnp.int32)
+        return jnp.zeros((batch,), jnp.float32 if self.carries else jnp.int32)
 
     def moved(self, own: Columns, states: Any, tokens: Array) -> Any:
         """The states of a warper that `walks` after one more token each; not defined for others.
@@ -311,14 +311,14 @@ class Warper(abc.ABC):
         left = self.warp(jnp.zeros((orders.shape[0], 1, vocab)), own, text) > -jnp.inf
         return jnp.take_along_axis(jnp.broadcast_to(left, (orders.shape[0], 2, vocab)), orders, axis=-1)
 
-    def filling(self, own: Columns, never: tuple[int, ...]) -> Filling | None:
-        """What it knows of canvases, made once a step; None unless it `fills`.
+    def filling(self, own: Columns, never: tuple[int, ...]) -> Filling:
+        """What it knows of canvases, made once a step; for one that `fills`.
 
         Args:
           own: its parameters.
           never: ids that will not be written.
         """
-        return None
+        raise NotImplementedError
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

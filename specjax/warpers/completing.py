@@ -38,6 +38,7 @@ class Guide:
 
     Attributes:
       digest: of the hidden Markov model and the table, and L.
+      table: the table's digest.
       following: `[S, C]` int32, of the table.
       kinds: `[U]` int32, the class of each token that some text of the language has.
       place: `[V]` int32, the place of each token among those; -1 for none.
@@ -50,6 +51,7 @@ class Guide:
     """
 
     digest: str
+    table: str = dataclasses.field(compare=False, repr=False)
     following: np.ndarray = dataclasses.field(compare=False, repr=False)
     kinds: np.ndarray = dataclasses.field(compare=False, repr=False)
     place: np.ndarray = dataclasses.field(compare=False, repr=False)
@@ -87,6 +89,10 @@ def guide_of(value: Any, vocabulary: Vocabulary, room: int, others: Mapping[str,
     if not isinstance(table, Table):
         raise ValueError(f"{shown(table.line)}: a grammar has no table, so nothing can guide to it: leave guide out")
     if isinstance(value, Guide):
+        if value.table != table.digest:
+            raise ValueError(
+                f"{shown(table.line)}: the guide was made for another constraint: give the folder of its hidden Markov model"
+            )
         return value
     hmm = value if isinstance(value, Hmm) else Hmm.load(value)
     hmm.check(vocabulary)
@@ -103,7 +109,7 @@ def guided(hmm: Hmm, table: Table, room: int) -> Guide:
     ahead, scale = levels.upto(room)
     edges = levels.edges
     return Guide(
-        f"{hmm.digest} {table.digest} {len(ahead)}", table.following, levels.kinds, levels.place, hmm.initial,
+        f"{hmm.digest} {table.digest} {len(ahead)}", table.digest, table.following, levels.kinds, levels.place, hmm.initial,
         hmm.transition, edges.emission, ahead, scale,
     )  # fmt: skip
 
@@ -145,13 +151,16 @@ class Levels:
             return self._ahead[:count], self._scale[:count]
 
     def _grow(self) -> None:
+        """Sizes are rounded up, so that tables of about one size share a program. Edges from no state are dropped."""
         edges, states = self.edges, len(self._table)
-        ended = jnp.arange(states) == states - 1
-        now = self._ahead[-1], self._scale[-1]
-        more = longer(now, edges.begin, edges.end, edges.weight, self._hmm.transition, ended, CHUNK)[1]
+        wide, spare = rounded(states), rounded(len(edges.begin)) - len(edges.begin)
+        pad = lambda own, count, fill=0.0: np.pad(own, [(0, count)] + [(0, 0)] * (own.ndim - 1), constant_values=fill)
+        given = pad(edges.begin, spare, wide), pad(edges.end, spare), pad(edges.weight, spare)
+        now = pad(self._ahead[-1], wide - states), pad(self._scale[-1], wide - states, -np.inf)
+        ended = np.arange(wide) == states - 1
+        more = jax.device_get(longer(now, *given, self._hmm.transition, ended, CHUNK)[1])
         ahead, scale = (
-            np.concatenate([old, new])
-            for old, new in zip((self._ahead, self._scale), jax.device_get(more), strict=True)
+            np.concatenate([old, new[:, :states]]) for old, new in zip((self._ahead, self._scale), more, strict=True)
         )
         begin = len(self._ahead)
         same = (ahead[begin:] == ahead[begin - 1 : -1]).all(axis=(1, 2))

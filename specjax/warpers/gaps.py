@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.arrays import Array, Bool, Int
+from specjax.warpers.lists import NONE
 
 FAR = np.iinfo(np.int32).max
-NONE = -1
 
 
 @jax.tree_util.register_dataclass

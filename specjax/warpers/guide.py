@@ -16,9 +16,8 @@ from specjax.constrain import Hmm
 from specjax.constrain.hmm import ABOUT
 from specjax.warpers.base import Columns, Warper
 from specjax.warpers.completing import Guide, check_batch, guide_of
-from specjax.warpers.lists import Shape, listing
+from specjax.warpers.lists import NONE, Shape, listing
 
-NONE = -1
 _LEAST = float(np.finfo(np.float32).tiny)
 
 

@@ -178,6 +178,19 @@ def test_what_no_longer_changes_is_kept_once():
     assert all(np.shares_memory(found[0].ahead, each.ahead) for each in found[2:])
 
 
+def test_tables_of_about_one_size_share_a_program():
+    sizes = set()
+    for states in (9, 12):
+        following = np.full((states, 2), -1)
+        following[: states - 1, 1], following[states - 2, 0] = np.arange(1, states), states - 1
+        table = Table.of(
+            f"{states} states", following, np.asarray([0, 1, 1, 1]), np.arange(states) >= states - 2, (EOS,)
+        )
+        assert len(guided(random_hmm(), table, 30).ahead) > 1
+        sizes.add(completing.longer._cache_size())
+    assert len(sizes) == 1
+
+
 def test_a_refusal_names_what_forbids_and_not_the_guide():
     table = language()
     guide = guided(random_hmm(), table, NEW)
@@ -200,6 +213,12 @@ def test_what_cannot_be_guided_is_refused(monkeypatch):
         ValueError, match="^there is no hidden Markov model in 'nowhere' .hmm.json.: `specjax train hmm`"
     ):
         guide_of("nowhere", Words, NEW, {"constraint": table})
+    made = guided(random_hmm(), table, NEW)
+    assert guide_of(made, Words, NEW, {"constraint": table}) is made
+    with pytest.raises(
+        ValueError, match="^constraint other: the guide was made for another constraint: give the folder of its hidden"
+    ):
+        guide_of(made, Words, NEW, {"constraint": dataclasses.replace(table, line="other", digest="other")})
     with pytest.raises(ValueError, match="is not compiled: specjax.warpers.completing.guided makes one for a table$"):
         SamplingArrays.make(1, guide=["folder"])
     monkeypatch.setattr(completing, "MOST_ENTRIES", 20)

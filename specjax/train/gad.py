@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
 from specjax.draft.gad.objective import TrainGad
-from specjax.draft.masks_on_disk import GAD, mask_fields, named_mask
+from specjax.draft.masks_on_disk import GAD, named_mask
 from specjax.lm import check_both_encode
 from specjax.sharding.distributed import is_first
 from specjax.train.options import TrainOptions
@@ -48,7 +48,7 @@ def gad_task(target: Any, options: TrainOptions, read: Read) -> Task:
         if is_first():
             models.save(
                 folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids,
-                generation=target.generation, fields=mask_fields(GAD, mask),
+                generation=target.generation, fields={GAD: mask},
             )  # fmt: skip
 
     return Task(objective, draft.params, None, save)

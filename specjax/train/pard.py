@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
-from specjax.draft.masks_on_disk import PARD, mask_fields, named_mask
+from specjax.draft.masks_on_disk import PARD, named_mask
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined
 from specjax.draft.pard2.folder import is_joined, joined_fields, read_joined, write_projection
@@ -32,7 +32,7 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
-        written(folder, draft, target, options, params, mask_fields(PARD, mask))
+        written(folder, draft, target, options, params, {PARD: mask, "spd_type": "pard"})
 
     return Task(objective, draft.params, target.params, save)
 

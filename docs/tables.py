@@ -333,10 +333,14 @@ _LOADED = {
     "model": "drafts",
     "masked_draft": "drafts",
     "fed_draft": "drafts",
+    "block_draft": "drafts",
     "diffusion_model": "drafts",
     "diffusion_and_trigrams": "drafts",
     "head": "heads",
     "own_head": "heads",
+    "texts": "retrieval",
+    "datastore": "retrieval",
+    "": "retrieval",
 }
 _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (_DRAFTERS, "drafters", ""),
@@ -365,7 +369,7 @@ _APART = {
 }
 """Classes of drafters and policies of which their home says another one."""
 _CLASSES = {name: kind for kind, names in _APART.items() for name in names}
-SURVEY = (*_LOADED.values(), "retrieval", *(kind for _, _, kind in _HOMES if kind), *_APART)
+SURVEY = (*_LOADED.values(), *(kind for _, _, kind in _HOMES if kind), *_APART)
 """The classes of the survey, some of them several times."""
 
 
@@ -374,7 +378,7 @@ def survey(kind: str) -> Iterator[tuple[str, ...]]:
     yield "method", "what it does", "source"
     for entries, page, usual in _HOMES:
         for name, entry in entries.items():
-            if kind == _CLASSES.get(name, usual or _LOADED.get(entry.loads, "retrieval")):
+            if kind == (_CLASSES.get(name) or usual or _LOADED[entry.loads]):
                 yield f"[`{name}`]({page}.md)", entry.summary, entry.source
 
 

@@ -18,7 +18,7 @@ from specjax import models
 from specjax.lm import Block, Source, Wants
 from specjax.models import LlamaLM, hf_config
 
-START, MASK, FIRST = 2, 3, 4
+START, FIRST = 2, 4
 WORDS, TOKENS, KINDS = 40, 80, 12
 """Source words, tokens of translations, and words of the first kind."""
 SIZE = FIRST + WORDS + TOKENS

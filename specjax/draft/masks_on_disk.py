@@ -43,8 +43,3 @@ def read_mask(draft: Any, key: str, method: str) -> int:
             f"{draft.name!r} names no mask token ({key} in config.json): `specjax train {method}` makes a model that does"
         )
     return mask
-
-
-def mask_fields(key: str, mask: int) -> dict[str, Any]:
-    """The fields of `config.json` that name a mask, as AMD writes them for PARD."""
-    return {key: mask, **({"spd_type": "pard"} if key == PARD else {})}

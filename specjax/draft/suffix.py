@@ -52,8 +52,8 @@ class Suffix(TextsDrafter, ChainDrafter):
     the suffix occurred. At most `factor * m + offset` tokens are drafted. Of all m the draft with the largest sum of
     chances wins, and on a tie the longer match. That sum is the expected number of accepted tokens.
 
-    With `tree` a draft is not one way but the tokens with the largest chances on all ways, as many as a chain would have. Their
-    parents have no smaller chances, so they are a tree. Of equal chances those nearer to the root come first.
+    With `tree` a draft is not one way but the tokens with the largest chances on all ways, at most as many as a chain may
+    have. Their parents have no smaller chances, so they are a tree. Of equal chances those nearer to the root come first.
 
     There are two places to look: the row's own prompt and text, and what all rows have written, the answers
     to earlier prompts of the same job among them. The better draft wins, and on a tie the row's own.
@@ -143,25 +143,25 @@ class Suffix(TextsDrafter, ChainDrafter):
         recent = self._recent(view)
         at = jnp.arange(text.shape[1])[None]
         text = jnp.where(at < end[:, None], text, -1)
-        places = [self._matches(text, runs_of(text, recent, at < end[:, None]), at)]
+        matches = [self._matches(text, runs_of(text, recent, at < end[:, None]), at)]
         if self.pieces:
             flat = draft.pieces.reshape(1, -1)
             count = draft.pieces.shape[0]
             age = (jnp.arange(count) - draft.head) % count
             newest = (age[:, None] * (self.piece + 1) + jnp.arange(self.piece + 1)[None]).reshape(1, -1)
-            places.append(self._matches(flat, runs_of(flat, recent, flat >= -1), newest))
-        tokens, runs = (jnp.concatenate(parts) for parts in zip(*places, strict=True))
+            matches.append(self._matches(flat, runs_of(flat, recent, flat >= -1), newest))
+        tokens, runs = (jnp.concatenate(parts) for parts in zip(*matches, strict=True))
         rows = view.root.shape[0]
         ends = (jnp.arange(len(runs)) < rows).astype(jnp.int32)  # the text's own end is no match, and occurs too
         lengths = 1 + jnp.arange(self.span - 1)
         allowed = jnp.floor(lengths * self.factor + self.offset + 1e-6).astype(jnp.int32)
-        places = lambda x: x.reshape(-1, rows, *x.shape[1:])
+        by_place = lambda x: x.reshape(-1, rows, *x.shape[1:])
         if self.tree:
             found = branches(tokens, runs, allowed, self.span - lengths, self.min_prob, ends)
-            tokens, real, limit = (_best(found[2], places(x)) for x in (tokens, *found[:2]))
+            tokens, real, limit = (_best(found[2], by_place(x)) for x in (tokens, *found[:2]))
             return Proposal(cut(frequent(view.root, tokens, real, self.nodes), limit), draft)
         tokens, chances = likeliest(tokens, runs, jnp.minimum(allowed, self.span - lengths), self.min_prob, ends)
-        tokens, chances = (_best(chances.sum(axis=1), places(x)) for x in (tokens, chances))
+        tokens, chances = (_best(chances.sum(axis=1), by_place(x)) for x in (tokens, chances))
         return self.chain(view, jnp.where(chances > 0, tokens, -1), draft)
 
     def _recent(self, view):

@@ -1,6 +1,6 @@
 """Of several drafters, each row's step takes the one that has paid best so far: a bandit (BanditSpec, arXiv:2505.15141).
 
-In the shape descriptions `B` denotes rows, `M` members, `N` tree nodes.
+In the shape descriptions `B` denotes rows, `M` members, `W` watched ones, `N` nodes of the largest tree.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Watched:
     """For each look-up a tree that it proposed in this step or an earlier one, while the text follows it.
 
     Attributes:
-      tokens: `[B, M, N]` int32, -1 where there is no node, and of members that are not watched.
-      parents: `[B, M, N]` int32.
-      depths: `[B, M, N]` int32.
-      reached: `[B, M, N]` bool, nodes whose path the text has followed so far; the root is one.
-      age: `[B, M]` int32, tokens committed since the tree was proposed; 0 if the next step's tree takes its place.
+      tokens: `[B, W, N]` int32, -1 where there is no node.
+      parents: `[B, W, N]` int32.
+      depths: `[B, W, N]` int32.
+      reached: `[B, W, N]` bool, nodes whose path the text has followed so far; the root is one.
+      age: `[B, W]` int32, tokens committed since the tree was proposed; 0 if the next step's tree takes its place.
     """
 
     tokens: Array
@@ -145,6 +145,11 @@ class Switch(Drafter):
         return tuple(self.watch and not member.needs_params for member in self.members)
 
     @property
+    def look_ups(self) -> tuple[int, ...]:
+        """Static: which members are watched."""
+        return tuple(index for index, watched in enumerate(self.watched) if watched)
+
+    @property
     def bounded(self) -> tuple[bool, ...]:
         """Static: the watched members whose index is bounded by the tree that they propose."""
         pairs = zip(self.watched, self.members, strict=True)
@@ -220,9 +225,10 @@ class Switch(Drafter):
         count = len(self.members)
         shared = (none(count), none(count)) if self.pool else (None, None)
         whole = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
-        nodes = count, self.nodes
-        watched = Watched(whole(*nodes) - 1, whole(*nodes), whole(*nodes), whole(*nodes) > 0, whole(count))
-        watched = watched if any(self.watched) else None
+        watched = None
+        if self.look_ups:
+            nodes = len(self.look_ups), max(self.members[index].nodes for index in self.look_ups)
+            watched = Watched(whole(*nodes) - 1, whole(*nodes), whole(*nodes), whole(*nodes) > 0, whole(*nodes[:1]))
         seen = Evidence(none(batch, count), none(batch, count), *shared, whole(), watched)
         return seen, self._each("init", params, None, batch, capacity)
 
@@ -230,7 +236,7 @@ class Switch(Drafter):
         row: Any = ("batch", None)
         shared: Any = (None,) if self.pool else None
         nodes: Any = ("batch", None, None)
-        watched = Watched(nodes, nodes, nodes, nodes, row) if any(self.watched) else None
+        watched = Watched(nodes, nodes, nodes, nodes, row) if self.look_ups else None
         own = Evidence(row, row, shared, shared, row[:1], watched)
         return own, tuple(member.axes(state) for member, state in zip(self.members, draft[1], strict=True))
 
@@ -253,7 +259,7 @@ class Switch(Drafter):
 
     def propose(self, params, draft, view, sampler):
         draft_by = lambda index: self._draft_by(index, params, view, sampler)
-        made = {index: draft_by(index)(draft[1][index]) for index, watched in enumerate(self.watched) if watched}
+        made = {index: draft_by(index)(draft[1][index]) for index in self.look_ups}
         bound = jnp.stack([self._bound(index, made, view) for index in range(len(self.members))], axis=1)
         chosen = self.best(draft[0], bound)
         for index in {*range(len(self.members))} - {*made}:
@@ -291,8 +297,8 @@ class Switch(Drafter):
         given = jnp.broadcast_to(1 + verdict.accepted[:, None], known.shape)
         if seen.watched is not None:
             watched, tokens, settled = followed(seen.watched, verdict.emitted, verdict.committed)
-            seen, judged = dataclasses.replace(seen, watched=watched), jnp.asarray(self.watched)[None]
-            given, known = jnp.where(judged, tokens, given), jnp.where(judged, settled, known)
+            seen, own = dataclasses.replace(seen, watched=watched), jnp.asarray(self.look_ups)
+            given, known = given.at[:, own].set(tokens), known.at[:, own].set(settled)
         return self.learnt(seen, given, known, live), states
 
     def best(self, seen: Evidence, bound: Array) -> Array:
@@ -315,13 +321,15 @@ class Switch(Drafter):
         return jnp.argmax(index / jnp.asarray(self.prices, jnp.float32)[None], axis=1).astype(jnp.int32)
 
     def kept(self, watched: Watched | None, trees: Sequence[Tree]) -> Watched | None:
-        """What is watched from this step on: look-ups' `trees`, where no earlier one is followed still."""
+        """What is watched from this step on: look-ups' trees of all members' `trees`, where no earlier one is followed
+        still.
+        """
         if watched is None:
             return None
-        fields = zip(*(self._padded(tree) for tree in trees), strict=True)
+        nodes = watched.tokens.shape[2]
+        fields = zip(*(_padded(trees[index], nodes) for index in self.look_ups), strict=True)
         tokens, parents, depths, valid = (jnp.stack(arrays, axis=1) for arrays in fields)
-        tokens = jnp.where(valid & jnp.asarray(self.watched)[None, :, None], tokens, -1)
-        new = Watched(tokens, parents, depths, depths == 0, watched.age)
+        new = Watched(jnp.where(valid, tokens, -1), parents, depths, depths == 0, watched.age)
         fresh = watched.age == 0
         return jax.tree.map(
             lambda old, new: jnp.where(fresh.reshape(fresh.shape + (1,) * (old.ndim - 2)), new, old), watched, new
@@ -352,7 +360,7 @@ class Switch(Drafter):
     def _taken(self, trees: Sequence[Tree], chosen: Array) -> Tree:
         """Each row's tree of the member that it takes, in as many nodes as the largest has."""
         topology = Topology.chain(self.nodes - 1) if self.is_chain else None
-        fields = [self._padded(tree) for tree in trees]
+        fields = [_padded(tree, self.nodes) for tree in trees]
         pick = lambda *arrays: _picked(arrays, chosen)
         tokens, parent, depth, valid = (pick(*arrays) for arrays in zip(*fields, strict=True))
         if topology is not None:
@@ -363,11 +371,6 @@ class Switch(Drafter):
             size = next(tree.log_q.shape[2] for tree in trees if tree.log_q is not None)
             dists = pick(*(self._dists(tree, size) for tree in trees))
         return Tree(tokens, parent, depth, valid, dists, self.depth, self.children, topology)
-
-    def _padded(self, tree: Tree) -> tuple[Array, ...]:
-        more = ((0, 0), (0, self.nodes - tree.nodes))
-        values = (tree.tokens, -1), (tree.parent, 0), (tree.depth, 1), (tree.valid, False)
-        return tuple(jnp.pad(array, more, constant_values=value) for array, value in values)
 
     def _dists(self, tree: Tree, size: int) -> Array:
         """The distributions that children were drawn from, `[B, N, V]`; those of copied chains are certain of their tokens."""
@@ -410,6 +413,13 @@ def followed(watched: Watched, emitted: Array, committed: Array) -> tuple[Watche
     follows = deepest >= age
     settled = ~follows & (committed > 0)[:, None] & jnp.any(watched.tokens[:, :, 1:] >= 0, axis=2)
     return dataclasses.replace(watched, reached=reached, age=jnp.where(follows, age, 0)), 1 + deepest, settled
+
+
+def _padded(tree: Tree, nodes: int) -> tuple[Array, ...]:
+    """A tree's tokens, parents, depths and valid nodes, in so many nodes."""
+    more = ((0, 0), (0, nodes - tree.nodes))
+    values = (tree.tokens, -1), (tree.parent, 0), (tree.depth, 1), (tree.valid, False)
+    return tuple(jnp.pad(array, more, constant_values=value) for array, value in values)
 
 
 def _own(params, index):

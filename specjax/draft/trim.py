@@ -11,6 +11,7 @@ from specjax.lm import LM
 from specjax.models.param_axes import param_axes
 
 PyTree = Any
+_ALREADY = "this drafter's head is trimmed already: trim the one with all tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
     """
     ids = check_ids(ids, vocab_size)
     if isinstance(params["draft"], dict) and "ids" in params["draft"]:
-        raise ValueError("this drafter's head is trimmed already: trim the one with all tokens")
+        raise ValueError(_ALREADY)
     if isinstance(drafter, TreeDrafter) and drafter.expander.width > ids.size:
         raise ValueError(
             f"the drafter takes {drafter.expander.width} candidates per node: keep more than {ids.size} tokens"
@@ -82,7 +83,13 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
 
 
 def trimmed_model(lm: LM, params: PyTree, ids: Any) -> tuple[TrimmedLM, PyTree]:
-    """A draft LM and its parameters, with only the columns `ids` of its head."""
+    """A draft LM and its parameters, with only the columns `ids` of its head.
+
+    Raises:
+      ValueError: if its head is trimmed already.
+    """
+    if isinstance(lm, TrimmedLM):
+        raise ValueError(_ALREADY)
     return TrimmedLM(lm), {
         "lm": params,
         "head": head_columns(lm, params, ids),

@@ -243,14 +243,14 @@ class CrossEntropy(Divergence):
             raise ValueError(f"loss cross_entropy: labels must be target or text, got {self.labels!r}")
 
     def positions(self, target_logits, draft_logits, outside=None):
-        return _surprise(draft_logits, jnp.argmax(target_logits, axis=-1))
+        return surprise(draft_logits, jnp.argmax(target_logits, axis=-1))
 
     def numbers(self, target_logits, draft_logits, outside=None, labels=None):
         if self.labels == "target":
             return super().numbers(target_logits, draft_logits, outside)
         if labels is None:
             raise ValueError("loss cross_entropy: labels=text needs the text's tokens")
-        return _surprise(draft_logits, jnp.maximum(labels, 0)), (labels >= 0).astype(jnp.float32)
+        return surprise(draft_logits, jnp.maximum(labels, 0)), (labels >= 0).astype(jnp.float32)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):
         if self.labels == "target":
@@ -280,8 +280,8 @@ def _distributions(target_logits: Array, draft_logits: Array, outside: Array | N
     return p if outside is None else p * (1 - outside[..., None]), q
 
 
-def _surprise(logits: Array, labels: Array) -> Array:
-    """`-log q` of the columns `labels`."""
+def surprise(logits: Array, labels: Array) -> Array:
+    """`-log q` `[...]` in float32 of the columns `labels` `[...]`, from logits `[..., V]`."""
     return -jnp.take_along_axis(_log_probs(logits), labels[..., None], axis=-1)[..., 0]
 
 

@@ -154,7 +154,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         weights=options.weights,
         layers=options.features is None or starts_from_layers,
     )
-    check_encoder(target, known[name].objective.lines, name)
+    check_encoder(target, known[name].objective.lines, name, "train gad, or ")
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
     task = known[name].make(target, options, functools.partial(read, TEXT))

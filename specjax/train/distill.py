@@ -1,7 +1,7 @@
 """Distillation of a small language model into a better draft (DistillSpec, arXiv:2310.08461)."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,24 +9,21 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
-from specjax.objectives.base import Batch, Objective, of_target, read
+from specjax.objectives.base import Batch, of_target, read
+from specjax.objectives.draft import OfDraft
 from specjax.objectives.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import Guess, Teacher, score
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
-from specjax.sharding import shardings
 from specjax.speculative import speculative
 from specjax.train.select import select
-
-if TYPE_CHECKING:
-    from specjax.models import LlamaLM
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Distill(Objective):
+class Distill(OfDraft):
     """Fits a draft model's next-token distributions to the target's.
 
     `target_params` are the target's parameters or, with `keep` below 1, a pair of those and the reference draft's.
@@ -43,8 +40,6 @@ class Distill(Objective):
       ids: the tokens of a draft of few tokens (`specjax.draft.compact`); empty for one with all.
     """
 
-    target: LM
-    draft: "LlamaLM"
     divergence: Loss = ForwardKL()
     temperature: float = 1.0
     on_policy: float = 0.0
@@ -74,13 +69,6 @@ class Distill(Objective):
     @property
     def reads(self):
         return Wants(final=True) if self.on_policy == 0 else None
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
-
-    def init(self, key, target_params):
-        """Random parameters of the draft."""
-        return self.draft.init(key)
 
     def held_out(self, target_params):
         """The same objective over all tokens of the unchanged text."""

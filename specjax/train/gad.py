@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
 from specjax.draft.gad.objective import TrainGad
-from specjax.draft.masks_on_disk import GAD, mask_fields, named_mask
+from specjax.draft.masks_on_disk import GAD, named_mask
 from specjax.lm import check_both_encode
 from specjax.sharding.distributed import is_first
 from specjax.train.options import TrainOptions
 from specjax.train.pard import chosen_mask, with_row
-from specjax.train.task import Read, Task, check_length, fields_of
+from specjax.train.task import Read, Task, check_length, check_plain, fields_of, refuse
 
 
 def gad_task(target: Any, options: TrainOptions, read: Read) -> Task:
@@ -24,15 +24,9 @@ def gad_task(target: Any, options: TrainOptions, read: Read) -> Task:
     As published, a new one begins with the target's encoder and tables, and its decoder's layers with random numbers.
     """
     foreign = ("draft_config", "reference", "draft_vocabulary", "start", "loss", "features")
-    if given := [name for name in foreign if getattr(options, name) is not None]:
-        raise ValueError(
-            f"--{given[0].replace('_', '-')} is not for gad, which learns the target's own texts of prompts"
-        )
-    if target.weights is not None and options.draft is None:
-        raise ValueError(
-            f"gad starts from the target's own weights, and those of {target.name} are {target.weights}: leave out "
-            "--weights, or start from --draft"
-        )
+    refuse(options, foreign, "gad, which learns the target's own texts of prompts")
+    if options.draft is None:
+        check_plain("gad", target, ", or start from --draft")
     if not isinstance(target.lm, models.LlamaLM):
         raise ValueError(
             f"gad trains models of this library's parts, and {target.name} is a {type(target.lm).__name__}"
@@ -54,7 +48,7 @@ def gad_task(target: Any, options: TrainOptions, read: Read) -> Task:
         if is_first():
             models.save(
                 folder, draft.lm, params, options.save_dtype, target.tokenizer, target.eos_ids,
-                generation=target.generation, fields=mask_fields(GAD, mask),
+                generation=target.generation, fields={GAD: mask},
             )  # fmt: skip
 
     return Task(objective, draft.params, None, save)
@@ -63,7 +57,9 @@ def gad_task(target: Any, options: TrainOptions, read: Read) -> Task:
 def begun(target: Any, options: TrainOptions) -> Any:
     """The model before training, in float32, since small updates would be lost in the target's own type."""
     if options.draft is not None:
-        draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
+        draft = draft_model(
+            options.draft, dataclasses.replace(target, dtype="float32"), None, "a model with an encoder"
+        )
         check_both_encode(draft.lm, target.lm, f"the block drafter {draft.name!r}")
         return draft
     own = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)

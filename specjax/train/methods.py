@@ -18,7 +18,7 @@ from specjax.draft.head import most_frequent
 from specjax.draft.heads.folder import save_head
 from specjax.expand import Chain
 from specjax.train.options import TrainOptions
-from specjax.train.task import Read, Task, check_length, check_masked, divergence_of, fields_of, with_preset
+from specjax.train.task import Read, Task, check_length, check_masked, divergence_of, fields_of, refuse, with_preset
 from specjax.verify import Verifier
 
 
@@ -128,9 +128,7 @@ def verifier_task(
 ) -> Task:
     """The task of a verifier's head over the target's features; the target is not changed."""
     names = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start", "prompts", "features")
-    foreign = [option for option in names if getattr(options, option)]
-    if foreign:
-        raise ValueError(f"--{foreign[0].replace('_', '-')} is not for {name}, which is trained on labelled --data")
+    refuse(options, names, f"{name}, which is trained on labelled --data")
     if target.masked is not None:
         raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
     of_verifier, of_objective = fields_of(options.drafter, kind, objective)
@@ -150,10 +148,7 @@ def rule_task(
     """The task of a rule's head over a draft model; target and draft are not changed."""
     from specjax.draft.heads.folder import save_head
 
-    names = ("draft_config", "reference", "loss", "draft_vocabulary", "start")
-    foreign = [option for option in names if getattr(options, option)]
-    if foreign:
-        raise ValueError(f"--{foreign[0].replace('_', '-')} is not for {name}")
+    refuse(options, ("draft_config", "reference", "loss", "draft_vocabulary", "start"), name)
     if options.draft is None:
         raise ValueError(f"{name} needs --draft, the model that drafts")
     if target.masked is not None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, fitting
-from specjax.draft.masks_on_disk import PARD, mask_fields, named_mask
+from specjax.draft.masks_on_disk import PARD, named_mask
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined
 from specjax.draft.pard2.folder import is_joined, joined_fields, read_joined, write_projection
@@ -18,7 +18,7 @@ from specjax.draft.pard2.objective import TrainPard2
 from specjax.models.embedding import EmbeddingConfig
 from specjax.sharding.distributed import is_first
 from specjax.train.options import TrainOptions
-from specjax.train.task import Read, Task, check_length, divergence_of, fields_of
+from specjax.train.task import Read, Task, check_length, divergence_of, fields_of, refuse
 
 _SPARE = re.compile(r"[<\[].*(mask|reserved|unused)")
 """The beginning of names of tokens that no text of an autoregressive model has."""
@@ -32,7 +32,7 @@ def pard_task(target: Any, options: TrainOptions, read: Read) -> Task:
     objective = TrainPard(target.lm, fitting(draft, target, mask), mask=mask, **fields, **divergence_of(options))
 
     def save(folder: Path, params: Any) -> None:
-        written(folder, draft, target, options, params, mask_fields(PARD, mask))
+        written(folder, draft, target, options, params, {PARD: mask, "spd_type": "pard"})
 
     return Task(objective, draft.params, target.params, save)
 
@@ -86,9 +86,7 @@ def started(name: str, target: Any, options: TrainOptions) -> Any:
     Raises:
       ValueError: on options or models that do not suit.
     """
-    foreign = ("draft_config", "reference", "draft_vocabulary", "start")
-    if given := [option for option in foreign if getattr(options, option) is not None]:
-        raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}, which starts from --draft")
+    refuse(options, ("draft_config", "reference", "draft_vocabulary", "start"), f"{name}, which starts from --draft")
     if options.draft is None:
         raise ValueError(f"{name} needs --draft, the draft model that it starts from")
     if target.masked is not None:

@@ -1,7 +1,7 @@
 """The task of a training run, from a line and the command's options."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +104,27 @@ def check_length(options: TrainOptions, lm: Any, besides: int = 0) -> None:
         raise ValueError(f"--length {length_of(options)}{more} more than the draft's {longest} positions")
 
 
-def check_encoder(target: Any, lines: Lines, name: str) -> None:
-    """Raises ValueError if only one of a target and a method's data, of these lines, has sources."""
+def refuse(options: TrainOptions, names: Iterable[str], why: str) -> None:
+    """Raises ValueError on the first of these options that is given; `why` names the method, and may say more."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for {why}")
+
+
+def check_plain(name: str, target: Any, otherwise: str = "") -> None:
+    """Raises ValueError if a method would train weights that are packed; `otherwise` is further advice."""
+    if target.weights is not None:
+        raise ValueError(
+            f"{name} trains {target.name}'s own weights, and they are {target.weights}: leave out --weights{otherwise}"
+        )
+
+
+def check_encoder(target: Any, lines: Lines, name: str, otherwise: str = "") -> None:
+    """Raises ValueError if only one of a target and a method's data, of these lines, has sources; `otherwise` is advice."""
     if encodes(target.lm) and lines != "sourced":
         raise ValueError(
-            f"rows of training data have no sources for the encoder of {target.name}: choose a target without one"
+            f"rows of training data have no sources for the encoder of {target.name}: {otherwise}choose a target "
+            "without one"
         )
     if lines == "sourced" and not encodes(target.lm):
         raise ValueError(
@@ -118,10 +134,7 @@ def check_encoder(target: Any, lines: Lines, name: str) -> None:
 
 def check_masked(name: str, target: Any, options: TrainOptions) -> None:
     """Raises ValueError on options or a target that do not suit the training of a diffusion model."""
-    foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start")
-    given = [option for option in foreign if getattr(options, option) is not None]
-    if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}")
+    refuse(options, ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start"), name)
     if target.masked is None:
         raise ValueError(f"{name} trains a diffusion model, and {target.name} is an autoregressive one")
     if target.masked.block:

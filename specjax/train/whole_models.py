@@ -24,7 +24,17 @@ from specjax.train.distill import Distill
 from specjax.train.gad import gad_task
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
-from specjax.train.task import Make, Making, Read, Task, check_length, check_masked, divergence_of, fields_of
+from specjax.train.task import (
+    Make,
+    Making,
+    Read,
+    Task,
+    check_length,
+    check_masked,
+    check_plain,
+    divergence_of,
+    fields_of,
+)
 
 
 def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
@@ -108,6 +118,7 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
 
     def make(target: Any, options: TrainOptions, read: Read) -> Task:
         check_masked(name, target, options)
+        check_plain(name, target)
         (fields,) = fields_of(options.drafter, kind)
         made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
         params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be lost

@@ -62,9 +62,6 @@ class Verifier(abc.ABC):
     keeps_greedy: bool = True
     """Whether rows at temperature 0 have plain decoding's text; some lossy rules do not keep it."""
 
-    obeys: bool = True
-    """Whether a token never passes that the target's warpers have removed; some lossy rules take such tokens."""
-
     needs_params: bool = False
     """Whether its parameters are trained, so that they come only from a folder or the user."""
 

@@ -47,7 +47,6 @@ class Fly(Verifier):
 
     wants = Wants(logits=True, draw=True)
     keeps_greedy = False
-    obeys = False
 
     threshold: float = 0.3
     window: int = 5

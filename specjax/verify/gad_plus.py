@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.lm import Wants
-from specjax.verify.base import Verdict, Verifier
-from specjax.verify.paths import longest
-from specjax.verify.top_down import at, judged_by
+from specjax.verify.base import Verifier
+from specjax.verify.paths import kept
+from specjax.verify.top_down import judged_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,6 @@ class GadPlus(Verifier):
 
     wants = Wants(logits=True, draw=True)
     keeps_greedy = False
-    obeys = False
 
     beta: int = 5
     tau: float = 3.0
@@ -56,7 +55,4 @@ class GadPlus(Verifier):
         tokens = jnp.maximum(tree.tokens, 0)
         chance, draw = p[rows, parent, tokens], output.draw[:, : tree.nodes]
         near = (logits[rows, parent, tokens] >= least[rows, parent]) & (chance > 0)
-        passes = ((near | (tokens == draw[rows, parent])) & offered.valid).at[:, 0].set(True)
-        above = tree.ancestors()
-        node = longest(jnp.all(passes[:, None] | ~above, axis=-1), chance, tree)
-        return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))
+        return kept((near | (tokens == draw[rows, parent])) & offered.valid, chance, draw, tree)

@@ -65,7 +65,6 @@ class Lantern(Verifier):
     keep_q = True
     judges = TopDown.judges
     keeps_greedy = False
-    obeys = False
 
     neighbours: int = 10
     bound: float = 0.1

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.lm import Wants
-from specjax.verify.base import Verdict, Verifier
-from specjax.verify.paths import entropy, longest
-from specjax.verify.top_down import at, judged_by
+from specjax.verify.base import Verifier
+from specjax.verify.paths import entropy, kept
+from specjax.verify.top_down import judged_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,4 @@ class Typical(Verifier):
         chance = p[rows, parent, tokens]
         draw = output.draw[:, : tree.nodes]
         passes = (chance > enough[rows, parent]) | (tokens == draw[rows, parent])
-        passes = (passes & offered.valid).at[:, 0].set(True)
-        above = tree.ancestors()
-        node = longest(jnp.all(passes[:, None] | ~above, axis=-1), chance, tree)
-        return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))
+        return kept(passes & offered.valid, chance, draw, tree)

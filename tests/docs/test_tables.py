@@ -18,8 +18,9 @@ HOMES = {
 }  # fmt: skip
 """The page of every registry but that of the warpers."""
 KNOWN = {
-    "draft": "drafts", "diffusion_draft": "drafts", "swift": "self_speculation", "kangaroo": "self_speculation",
-    "prompt_lookup": "retrieval", "rest": "retrieval", "lookahead": "jacobi", "medusa": "heads", "mtp": "heads",
+    "draft": "drafts", "diffusion_draft": "drafts", "gad": "drafts", "swift": "self_speculation",
+    "kangaroo": "self_speculation", "prompt_lookup": "retrieval", "rest": "retrieval", "lookahead": "jacobi",
+    "medusa": "heads", "mtp": "heads",
     "opt_tree": "trees", "typical": "verification", "beam": "searches", "majority": "choosing", "prophet": "early_commit",
     "free_dave": "verified", "remdm": "edits", "dual": "caching", "threshold": "masked",
 }  # fmt: skip

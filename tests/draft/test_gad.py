@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from specjax.models import hf_config
 from specjax.objectives.base import Batch
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
+from specjax.train.gad import gad_task
+from specjax.train.options import TrainOptions
 from specjax.verify import GadPlus
 
 V, K, ROWS, NEW, CAPACITY = 24, 6, 4, 20, 40
@@ -290,6 +293,14 @@ def folders(tmp_path_factory):
     return home
 
 
+def test_weights_that_are_packed_cannot_be_trained():
+    packed = SimpleNamespace(name="target", weights="int8")
+    with pytest.raises(
+        ValueError, match="gad trains target's own weights, and they are int8: .*, or start from --draft"
+    ):
+        gad_task(packed, TrainOptions(drafter="gad"), lambda: None)
+
+
 @pytest.mark.slow
 def test_the_command_makes_a_folder_that_drafts(folders, tmp_path, capsys):
     """It learns the texts, and without spare tokens its mask has a row of its own."""
@@ -301,7 +312,7 @@ def test_the_command_makes_a_folder_that_drafts(folders, tmp_path, capsys):
     assert run("gad", "plain", "none") == 2
     assert "gad drafts for a target with an encoder, and" in capsys.readouterr().err
     assert run("pard", "target", "none", "--draft", folders / "target") == 2
-    assert "have no sources for the encoder of" in capsys.readouterr().err
+    assert "have no sources for the encoder of target: train gad, or choose a target" in capsys.readouterr().err
     assert run("gad", "target", "none", "--start", "x") == 2 and "--start is not for gad" in capsys.readouterr().err
     assert run("gad:mask=99", "target", "none") == 2 and "gad: mask 99 is outside the 24" in capsys.readouterr().err
     assert run("gad", "target", "none", "--length", 8) == 2
@@ -309,7 +320,9 @@ def test_the_command_makes_a_folder_that_drafts(folders, tmp_path, capsys):
     assert run("gad", "target", "none", "--length", 60) == 2
     assert "--length 60 and 26 for what is read beside a text are more than the draft's 64" in capsys.readouterr().err
     assert run("gad", "target", "none", "--weights", "int8") == 2
-    assert "gad starts from the target's own weights, and those of target are int8" in capsys.readouterr().err
+    assert "gad trains target's own weights, and they are int8: leave out --weights, or" in capsys.readouterr().err
+    assert run("gad", "target", "none", "--draft", "tiny-diffusion") == 2
+    assert "is a diffusion model: pick a model with an encoder" in capsys.readouterr().err
     assert run("gad:block=6", "target", "out") == 0
     target = models.load(folders / "target", dtype="float32")
     drafter, own = registry.build_drafter(f"gad:model={tmp_path / 'out'},length=6", target)

@@ -17,7 +17,7 @@ from support.shapes import changed
 from specjax import models
 from specjax.assembly import registry
 from specjax.draft import Acceptance, Pard, adaptive
-from specjax.draft.masks_on_disk import PARD, mask_fields
+from specjax.draft.masks_on_disk import PARD
 from specjax.draft.pard.objective import Layout, TrainPard
 from specjax.lm import Block, Wants
 from specjax.objectives.base import Batch
@@ -25,6 +25,10 @@ from specjax.objectives.base import Batch
 KEY = jax.random.key(5)
 MASK = 31
 OBJECTIVE = TrainPard(tiny.TARGET, tiny.DRAFT, mask=MASK, depths=4)
+
+
+def fields_of(mask):
+    return {PARD: mask, "spd_type": "pard"}
 
 
 def test_how_many_masks_are_kept():
@@ -126,9 +130,9 @@ def folders(tmp_path_factory):
     """A target, a draft model that names a mask, and one with a row of its own for the mask."""
     home = tmp_path_factory.mktemp("pard")
     models.save(home / "target", TARGET, params()["target"])
-    models.save(home / "draft", DRAFTERS["pard"].lm, params("pard")["draft"], fields=mask_fields(PARD, 95))
+    models.save(home / "draft", DRAFTERS["pard"].lm, params("pard")["draft"], fields=fields_of(95))
     wide = models.LlamaLM(changed(DRAFTERS["pard"].lm.config, vocab_size=97))
-    models.save(home / "wide", wide, jax.jit(wide.init)(jax.random.key(3)), fields=mask_fields(PARD, 96))
+    models.save(home / "wide", wide, jax.jit(wide.init)(jax.random.key(3)), fields=fields_of(96))
     return home
 
 
@@ -208,8 +212,8 @@ def test_what_a_folder_must_say(folders, tmp_path):
     models.save(file.parent, DRAFTERS["pard"].lm, params("pard")["draft"])
     plain = json.loads(file.read_text())
     for fields, said in (
-        (mask_fields(PARD, 96), "pard_token is 96, and the table of embeddings has 96 rows"),
-        (mask_fields(PARD, -1), "pard_token is -1"),
+        (fields_of(96), "pard_token is 96, and the table of embeddings has 96 rows"),
+        (fields_of(-1), "pard_token is -1"),
     ):
         file.write_text(json.dumps(plain | fields))
         with pytest.raises(ValueError, match=said):

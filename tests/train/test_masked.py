@@ -160,6 +160,7 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name)
         ("medusa", "masked", [], "medusa is a head for an autoregressive model"),
         ("distill", "masked", ["--draft", "tiny-draft"], "distill teaches a draft of an autoregressive model"),
         ("dparallel", "masked", ["--loss", "jsd"], "--loss is not for dparallel"),
+        ("diffusion", "masked", ["--weights", "int8"], "diffusion trains masked's own weights, and they are int8"),
     ),
 )
 def test_targets_of_the_other_kind(files, tmp_path, capsys, name, target, more, said):

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.chunks import chunked
-from specjax.lm import LM, Block, Source, Wants
-from specjax.objectives.base import Batch, Objective, Recipe, each_row
+from specjax.lm import Block, Source, Wants
+from specjax.objectives.base import Batch, Recipe, each_row
+from specjax.objectives.draft import OfDraft
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import positions_at_a_time
-from specjax.sharding import shardings
 
 Array = jax.Array
 
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainGad(Objective):
+class TrainGad(OfDraft):
     """Fits a model that sees both ways to the text's own tokens, which should be the target's own outputs.
 
     A row is a source, its prompt, and a text. Of a text of n tokens, a pass reads the first r, drawn from 0 to n - 1,
@@ -73,8 +73,6 @@ class TrainGad(Objective):
     recipe = Recipe(clip=5.0, weight_decay=0.01)
     lines = "sourced"
 
-    target: LM
-    draft: Any
     starts: tuple[int, ...] = ()
     mask: int = -1
     block: int = 25
@@ -94,13 +92,6 @@ class TrainGad(Objective):
     @property
     def packed(self):
         return False
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
-
-    def init(self, key, target_params):
-        """Random parameters of the draft."""
-        return self.draft.init(key)
 
     def blocks(self, batch: Batch, drawn: Array) -> Blocks:
         """What a pass reads of the texts; `drawn` `[B]`, in [0, 1), chooses their beginnings."""

@@ -6,22 +6,19 @@ In the shape descriptions `R` denotes the rows of a pass: the text's tokens, and
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.kernels.chunks import chunked
-from specjax.lm import LM, Block, Output, Wants
-from specjax.objectives.base import Batch, Objective, drawn_places, of_target
+from specjax.lm import Block, Output, Wants
+from specjax.objectives.base import Batch, drawn_places, of_target
+from specjax.objectives.draft import OfDraft
 from specjax.objectives.losses import CrossEntropy, Loss, acceptance, agreement
 from specjax.objectives.means import MEAN, Mean
 from specjax.objectives.teacher import Teacher, of_depth, positions_at_a_time
-from specjax.sharding import shardings
-
-if TYPE_CHECKING:
-    from specjax.models import LlamaLM
 
 Array = jax.Array
 
@@ -88,7 +85,7 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainPard(Objective):
+class TrainPard(OfDraft):
     """Fits what a draft model says after masks, as published: to the text's own tokens. Another loss fits it to the target.
 
     All rows of a pass weigh the same (`Layout`). Of T tokens, `int(T * max(keep ** d, least))` keep their d-th mask
@@ -107,8 +104,6 @@ class TrainPard(Objective):
       least: the share of tokens that keep a mask at any depth.
     """
 
-    target: LM
-    draft: "LlamaLM"
     divergence: Loss = CrossEntropy("text")
     mask: int = -1
     depths: int = 8
@@ -124,13 +119,6 @@ class TrainPard(Objective):
     @property
     def reads(self):
         return Wants(final=True)
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
-
-    def init(self, key, target_params):
-        """Random parameters of the draft."""
-        return self.draft.init(key)
 
     def kept(self, length: int) -> tuple[int, ...]:
         """How many of `length` tokens keep their masks of depth 1, 2 and so on."""

@@ -11,7 +11,7 @@ from specjax.draft.base import caught_up
 from specjax.draft.model import ModelDraft
 from specjax.draft.pard import Pard
 from specjax.draft.pard2.features import Joined
-from specjax.draft.trim import TrimmedLM, trimmed_model
+from specjax.draft.trim import trimmed_model
 from specjax.sharding.rules import replicated
 
 Array = jax.Array
@@ -127,8 +127,6 @@ class Pard2(Pard):
         return dataclasses.replace(draft, fed=fed, told=draft.told + count.astype(jnp.int32))
 
     def trimmed(self, params, target_params, ids):
-        if isinstance(self.lm, TrimmedLM):
-            raise ValueError("this drafter's head is trimmed already: trim the one with all tokens")
         lm, own = trimmed_model(self.lm, params["lm"], ids)
         return dataclasses.replace(self, lm=lm), {**params, "lm": own}
 

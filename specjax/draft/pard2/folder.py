@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from specjax.draft.heads.files import read_tensors, torch_files
-from specjax.draft.masks_on_disk import PARD, config_of, mask_fields
+from specjax.draft.masks_on_disk import PARD, config_of
 from specjax.draft.pard2.features import Joined
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -94,7 +94,7 @@ def joined_fields(mask: int, joined: Joined, size: int) -> dict[str, Any]:
       size: F, of the joined features.
     """
     own = {_LAYERS: list(joined.target_layers), _SIZE: size, _SCALE: joined.scale, _BIAS: joined.bias}
-    return {**mask_fields(PARD, mask), "spd_type": "pard2", "pard2": True, **own}
+    return {PARD: mask, "spd_type": "pard2", "pard2": True, **own}
 
 
 def write_projection(folder: Path, fc: Mapping[str, Any], dtype: Any) -> None:

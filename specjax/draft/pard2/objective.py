@@ -9,7 +9,7 @@ from specjax.draft.pard.objective import Layout, TrainPard
 from specjax.draft.pard2.features import Joined
 from specjax.lm import Wants
 from specjax.objectives.base import each_row
-from specjax.objectives.losses import CrossEntropy, ForwardKL, Loss
+from specjax.objectives.losses import ForwardKL, Loss, surprise
 from specjax.sharding.rules import replicated
 
 Array = jax.Array
@@ -90,9 +90,9 @@ class TrainPard2(TrainPard):
         return self.draft(params["lm"], fed, None, wants=Wants(final=True)).final
 
     def numbers(self, dist, q, labels):
-        surprise = lambda logits: -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, :, None], axis=2)[:, :, 0]
-        text = CrossEntropy("text").numbers(dist, q, None, labels)[0]
-        return {**super().numbers(dist, q, labels), "text": text, "said": jnp.exp(-surprise(dist))}
+        text = jnp.maximum(labels, 0)
+        more = {"text": surprise(q, text), "said": jnp.exp(-surprise(dist, text))}
+        return {**super().numbers(dist, q, labels), **more}
 
     def taken(self, told, layout, batch, due, mean):
         said, depths = told["said"][:, : batch.tokens.shape[1]], len(self.kept(batch.tokens.shape[1]))

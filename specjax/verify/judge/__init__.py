@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.lm import Wants
-from specjax.verify.base import Verdict, Verifier
+from specjax.verify.base import Verifier
 from specjax.verify.judge.head import score as score
-from specjax.verify.paths import longest
-from specjax.verify.top_down import at, judged_by
+from specjax.verify.paths import kept
+from specjax.verify.top_down import judged_by
 
 Array = jax.Array
 
@@ -47,7 +47,6 @@ class Judge(Verifier):
 
     wants = Wants(logits=True, draw=True, final=True)
     keeps_greedy = False
-    obeys = False
     needs_params = True
 
     threshold: float = 0.5
@@ -84,7 +83,4 @@ class Judge(Verifier):
         chance = p[rows, parent, jnp.maximum(tree.tokens, 0)]
         draw = output.draw[:, : tree.nodes]
         right = (jax.nn.sigmoid(score(params, output.final[:, : tree.nodes])) > self.threshold) & (chance > 0)
-        passes = (right | (tree.tokens == draw[rows, parent])) & offered.valid
-        above = tree.ancestors()
-        node = longest(jnp.all(passes.at[:, 0].set(True)[:, None] | ~above, axis=-1), chance, tree)
-        return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))
+        return kept((right | (tree.tokens == draw[rows, parent])) & offered.valid, chance, draw, tree)

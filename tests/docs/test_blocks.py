@@ -1,7 +1,9 @@
 """Every block of commands and Python in the pages runs as a reader copies it, with small things in the place of large ones."""
 
+import ast
 import fnmatch
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ CHECKS = {
         and [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
         and all(text.endswith("<|end|>") for text in names["texts"])
     ),
-    "verifiers-3": lambda names, out: names["rates"] == sorted(names["rates"]),
+    "verifiers-4": lambda names, out: names["rates"] == sorted(names["rates"]),
 }
 """What is there after a block, or what it wrote to stdout, beyond rows that are done and records that have tokens."""
 
@@ -107,6 +109,20 @@ def test_what_is_not_run_says_why_and_what_stands_for_something_is_used():
     assert {*AFTER, *AFTER.values(), *GIVEN, *MADE, *CHECKS} <= set(run)
     said = " ".join(block.text for block in run.values())
     assert all(f"specjax {command} " in said for command in SHORT)
+
+
+def test_checks_read_what_their_blocks_define():
+    """A block that was put before others renumbers them, and a check must not stay with the number."""
+    run = {block.name: block for block in blocks()}
+    own = ast.parse(Path(__file__).read_text())
+    table = next(node.value for node in own.body if isinstance(node, ast.Assign) and node.targets[0].id == "CHECKS")
+    for key, check in zip(table.keys, table.values, strict=True):
+        reads = [
+            node
+            for node in ast.walk(check)
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "names"
+        ]
+        assert all(node.slice.value in run[key.value].text for node in reads), key.value
 
 
 def test_commands_are_told_from_what_a_shell_does():

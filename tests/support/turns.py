@@ -1,10 +1,10 @@
-"""Which slow tests a run of the CI has: those of what changed, the fifth of the day, and those that failed not long ago.
+"""Which slow tests a run of the CI has: those of what changed, the eighth of the day, and those that failed not long ago.
 
 - Names are compared, not imports, which lead from everything to everything. A test has the names that it `covers`, that of
   its file, and those of its parameters. It is run where a file of such a name (a method's, a family's, a page's, a command's)
   changed in the last commits. After a change of nearly everything, such as a new name for an option, that says nothing: then
   the turn of the next day is run besides that of the day.
-- The day chooses a fifth of all functions, the same all day long, so that a second run meets the same tests.
+- The day chooses an eighth of all functions, the same all day long, so that a second run meets the same tests.
 - `.ci/red` lists the slow tests that failed, each with how many good runs it must still see.
 """
 
@@ -24,7 +24,7 @@ COMMITS, HOURS = 40, 24
 """How far back a change counts, whichever reaches further."""
 MANY = 200
 """Names that changed together, above which a change was one of everything."""
-TURNS = 5
+TURNS = 8
 GOOD_RUNS = 5
 """That a test must see after it failed."""
 FOLDERS = ("specjax", "models", "kernels", "sharding", "docs", "experiments")

@@ -165,7 +165,7 @@ def test_what_cannot_be_run(tmp_path, capsys):
         (["schema", "--input", text, "--compile-limit", 0], "--compile-limit must be at least 1"),
         (["spec", "--input", text, "--kind", "json"], "--kind is not for the suite spec"),
         (
-            ["schema", "--input", good, "--drafter", "prompt_lookup:verifier=fly"],
+            ["schema", "--input", good, "--decode", "gumbel", "--temperature", 1],
             "may write tokens that a constraint forbids",
         ),
         (["schema", "--input", good, "--model", "tiny-diffusion"], "tiny-diffusion is a diffusion model"),

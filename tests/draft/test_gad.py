@@ -298,7 +298,7 @@ def test_weights_that_are_packed_cannot_be_trained():
     with pytest.raises(
         ValueError, match="gad trains target's own weights, and they are int8: .*, or start from --draft"
     ):
-        gad_task(packed, TrainOptions(drafter="gad"), lambda: None)
+        gad_task(packed, TrainOptions(drafter="gad", output="out"), lambda: None)
 
 
 @pytest.mark.slow

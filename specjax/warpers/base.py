@@ -318,7 +318,7 @@ class Warper(abc.ABC):
           own: its parameters.
           never: ids that will not be written.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} fills no canvases")
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

@@ -160,7 +160,7 @@ FAULTS = {
         "specjax/speculative.py",
         "jnp.maximum(verdict.path, 0)\n        logprobs",
         "jnp.maximum(verdict.path, 0)[:, :-1]\n        logprobs",
-        _of(DRAFTERS, f"{SAME_TEXT}[draft-static]"),
+        _of(DRAFTERS, f"{SAME_TEXT}[clover2]"),
     ),
     "sibling": Fault(
         "a node of a tree sees its siblings",

@@ -8,12 +8,14 @@ ignored.
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from specjax.serve.record_bar import bar_fits
+from specjax.terminal import note
 from specjax.viz.data import survival
 
 Ids = tuple[int, ...]
@@ -209,11 +211,30 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
     return Report(rows, others, about)
 
 
+def minutes(total: int, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Says on stderr how many of `total` laps are over, at most once in `every` seconds.
+
+    Args:
+      total: the number of laps.
+      every: seconds between two lines.
+      clock: tells the time in seconds.
+    """
+    done, told = itertools.count(1), [clock()]
+
+    def advance(name: str) -> None:
+        number, now = next(done), clock()
+        if now - told[0] >= every and number < total:
+            told[0] = now
+            note(f"bench: {number} of {total}, last {name}")
+
+    return advance
+
+
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of laps on a terminal; yields a function to be called with the contestant whose lap is over."""
+    """A bar of laps on a terminal, elsewhere a line a minute; yields a function to be called with whose lap is over."""
     if not bar_fits():
-        yield lambda name: None
+        yield minutes(total)
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -224,7 +224,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         CheckHeadOptions,
         check_head.command,
     ),
-    "train": ("train a drafter for a target", TrainOptions, train),
+    "train": ("train a drafter for a target, or a model on text", TrainOptions, train),
     "train hmm": (
         "learn a hidden Markov model of a model's texts, which guides texts of constraints",
         HmmOptions,

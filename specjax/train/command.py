@@ -1,4 +1,4 @@
-"""`specjax train`: trains a drafter's parameters on text, for an unchanged target."""
+"""`specjax train`: trains parameters on text: a drafter's, for an unchanged target, or a model's."""
 
 import dataclasses
 import functools
@@ -102,7 +102,9 @@ def _train(
         )
     best = [record for record in records if record["step"] == run.best.step]
     if best:
-        names = [name for name in best[0] if name.startswith(("held_out_loss", "held_out_acceptance"))]
+        names = [
+            name for name in best[0] if name.startswith(("held_out_loss", "held_out_perplexity", "held_out_acceptance"))
+        ]
         words = ", ".join(f"{name.removeprefix('held_out_')} {best[0][name]:.4f}" for name in names)
         note(f"best on the held-out text after step {run.best.step} of {last}: {words}")
     note(f"written to {options.output}")

@@ -1,7 +1,6 @@
-"""Tasks that train whole models: draft models, and a diffusion model's own parameters."""
+"""Tasks that train whole models: draft models, and a model's own parameters."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,19 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.companions import Stored
 from specjax.draft import ModelDrafter
-from specjax.draft.compact import CompactLM
 from specjax.draft.gad.objective import TrainGad
 from specjax.draft.head import most_frequent
-from specjax.draft.heads.compact_folder import compact_folder, save_compact
+from specjax.draft.heads.compact_folder import save_compact
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
+from specjax.objectives.next_token import NextToken
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
 from specjax.train.gad import gad_task
+from specjax.train.language_model import lm_task
+from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
 from specjax.train.task import (
@@ -53,11 +54,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
     full = dataclasses.replace(target, dtype="float32")  # small updates would be lost in the target's own type
     ids: tuple[int, ...] = ()
-    few = [name for name in (options.draft, options.reference) if name is not None and compact_folder(name) is not None]
-    if few:
-        raise ValueError(
-            f"{few[0]!r} is a draft model of few tokens, which starts from --draft-config, not from another one"
-        )
+    check_all_tokens(options.draft, options.reference)
     if options.draft is not None:
         drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm
@@ -65,7 +62,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
         if options.draft_vocabulary is not None:
             counts = read().counts(target.lm.vocab_size)
             ids = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
-        lm = _shape(str(options.draft_config), target, len(ids))
+        lm = new_draft(str(options.draft_config), target, len(ids))
         params = lm.init(jax.random.key(options.seed))
     check_length(options, lm)
     frozen = target.params
@@ -83,34 +80,6 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
             models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
-
-
-def _shape(file: str, target: Any, kept: int = 0) -> Any:
-    """The model of a config.json; by default, its vocabulary and positions are the target's.
-
-    If tokens are `kept`, it has no others.
-    """
-    from specjax.models import LlamaLM, hf_config
-
-    try:
-        given = json.loads(Path(file).read_text())
-    except OSError as error:
-        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
-    config = target.lm.config
-    shared = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
-    if kept and "vocab_size" in given:
-        raise ValueError(
-            f"--draft-config {file!r} has a vocab_size, and --draft-vocabulary says another: leave one out"
-        )
-    few = {"vocab_size": kept + 1} if kept else {}
-    lm: Any = LlamaLM(hf_config.from_hf({"model_type": "llama", "hidden_act": "silu"} | shared | given | few))
-    if kept:
-        lm = CompactLM(lm, vocab_size=config.vocab_size)
-    return ModelDrafter(lm).bind(target.lm).lm
 
 
 def _masked(name: str, kind: type[MaskedObjective]) -> Make:
@@ -137,6 +106,7 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
 
 WHOLE_MODELS: dict[str, Making] = {
     "distill": Making(Distill, _distill),
+    "lm": Making(NextToken, lm_task),
     "pard": Making(TrainPard, pard_task),
     "pard2": Making(TrainPard2, pard2_task),
     "gad": Making(TrainGad, gad_task),

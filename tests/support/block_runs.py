@@ -91,7 +91,7 @@ AFTER = {
     "retrieval-2": "retrieval-1",
     "retrieval-3": "retrieval-1",
     "retrieval-4": "retrieval-1",
-    "train-8": "train-1",
+    "train-11": "train-1",
     "constraints-7": "constraints-6",
     "constraints-8": "constraints-7",
 }
@@ -246,6 +246,9 @@ def furnished(folder: Path) -> Path:
     lines("prompts.jsonl", *({"messages": [{"role": "user", "content": text}], "max_new_tokens": 16} for text in asked))
     for name, times in (("answers.jsonl", 8), ("other.jsonl", 9)):
         lines(name, *({"prompt": text, "completion": text[17:] * times} for text in asked * 2))
+    lines("texts.jsonl", *({"text": text} for text in asked * 8))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (folder / "shape.json").write_text(json.dumps(sizes | {"num_hidden_layers": 1}))
     lines("pairs.jsonl", *({"prompt": text, "continuation": text[17:]} for text in asked))
     lines("own.jsonl", {"prompt": "[ hen, dog, hen,", "answers": [" dog"], "max_new_tokens": 4})
     lines("question.jsonl", {"question_id": 81, "category": "writing", "turns": ["def add(a, b):", "def sub(a, b):"]})

@@ -35,6 +35,7 @@ from specjax.draft.peagle.objective import TrainPEagle
 from specjax.draft.ppd.objective import TrainPPD
 from specjax.expand import Chain
 from specjax.objectives.base import Batch
+from specjax.objectives.next_token import NextToken
 from specjax.train.distill import Distill
 
 SIZES = (6, 5), (8, 6)
@@ -50,6 +51,7 @@ FIXED = {
     "gemma4_assistant": TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), unroll=2),
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
+    "lm": NextToken(tiny.DRAFT),
 }
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),

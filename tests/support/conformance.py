@@ -175,7 +175,7 @@ DRAFTERS: dict[str, Drafter] = {
     "medusa": Medusa(),
     "hydra-prefix": Hydra(TopK(k=2, depth=3, nodes=6), prefix_layer=True),
     "mlp_speculator": MLPSpeculator(TopK(k=2, depth=3, nodes=6), tied=False),
-    "lstm_speculator": LSTMSpeculator(TopK(k=2, depth=4, nodes=7), inner=48),
+    "lstm_speculator": LSTMSpeculator(inner=48),
     "eagle1": Eagle(Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
     "eagle2": Eagle(TopK(k=3, depth=3, nodes=8)),
     "eagle3": Eagle3(Chain(3)),

@@ -21,6 +21,8 @@ from specjax.draft.diffusion_draft import DiffusionDrafter as DiffusionDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
 from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
+from specjax.draft.speculator import MLPSpeculator as MLPSpeculator
+from specjax.draft.speculator import LSTMSpeculator as LSTMSpeculator
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.eagle3 import Eagle3 as Eagle3
 from specjax.draft.peagle import PEagle as PEagle

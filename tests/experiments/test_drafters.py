@@ -14,8 +14,13 @@ def test_the_page_says_what_the_reports_do():
     assert {"greedy", "sampled", "wide", "wide_greedy", "wide_sampled"} <= {*MARKED.findall(page)}
 
 
+HEADS = (
+    "kangaroo", "mtp", "dflash", "dspark", "peagle", "ppd", "clover2", "mlp_speculator", "lstm_speculator",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("kangaroo", "mtp", "dflash", "dspark", "peagle", "ppd", "clover2"))
+@pytest.mark.parametrize("name", HEADS)
 def test_shipped_heads_draft_for_the_target(name):
     """By their names alone: plain decoding's text, in a good deal fewer steps."""
     target = models.load("tiny", dtype="float32")

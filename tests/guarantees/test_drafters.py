@@ -37,7 +37,8 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
-    "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "eagle1", "eagle2", "eagle3", "peagle", "dflash", "dspark", "mtp",
+    "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "eagle1", "eagle2", "eagle3",
+    "peagle", "dflash", "dspark", "mtp",
     "gemma4_assistant", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade",
     "switch",
 )  # fmt: skip

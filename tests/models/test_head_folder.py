@@ -12,7 +12,20 @@ from support.conformance import TARGET, params
 
 import specjax
 from specjax.assembly.registry import build_drafter
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import (
+    MTP,
+    Clover2,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    Gemma4Assistant,
+    Hydra,
+    LSTMSpeculator,
+    Medusa,
+    MLPSpeculator,
+    PEagle,
+)
 from specjax.draft.heads.folder import load_head, save_head
 from specjax.expand import Chain
 from specjax.models import ModelError
@@ -20,6 +33,8 @@ from specjax.models import ModelError
 KINDS = {
     "medusa": (Medusa(layers=2), {"heads": 3, "layers": 2}),
     "hydra": (Hydra(prefix_layer=True), {"prefix_layer": True}),
+    "mlp_speculator": (MLPSpeculator(tied=False, inner=24), {"tied": False, "inner": 24}),
+    "lstm_speculator": (LSTMSpeculator(one_table=False), {"one_table": False}),
     "eagle1": (Eagle(), {}),
     "eagle3": (Eagle3(taps=(0, 2)), {"taps": [0, 2]}),
     "peagle": (PEagle(taps=(0, 2)), {"taps": [0, 2]}),

@@ -28,7 +28,9 @@ from specjax.draft import (
     Eagle3,
     Hydra,
     Kangaroo,
+    LSTMSpeculator,
     Medusa,
+    MLPSpeculator,
     ModelDrafter,
     PEagle,
     PromptLookup,
@@ -167,6 +169,8 @@ DRAFTERS = {
     "diffuspec": DiffuSpec(DRAFT, 39, length=3, least=1, most=4),
     "medusa": Medusa(layers=2),
     "hydra": Hydra(TopK(k=2, depth=2, nodes=4), layers=2, prefix_layer=True),
+    "mlp_speculator": MLPSpeculator(heads=2),
+    "lstm_speculator": LSTMSpeculator(TopK(k=2, depth=2, nodes=4), inner=24),
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
     "eagle3": Eagle3(TopK(k=2, depth=2, nodes=4), norm_before_fc=True),
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
@@ -235,7 +239,8 @@ def check(got, wanted, k):
 
 
 SLOW = (
-    "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "eagle3", "mtp", "peagle", "dflash",
+    "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
+    "lstm_speculator", "eagle3", "mtp", "peagle", "dflash",
     "dspark", "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip

@@ -16,7 +16,9 @@ from specjax.draft import (
     Gemma4Assistant,
     Hydra,
     Kangaroo,
+    LSTMSpeculator,
     Medusa,
+    MLPSpeculator,
     PEagle,
 )
 from specjax.draft.acceptance import Acceptance
@@ -33,6 +35,7 @@ from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
 from specjax.draft.ppd.objective import TrainPPD
+from specjax.draft.speculator.objective import TrainLSTMSpeculator, TrainMLPSpeculator
 from specjax.expand import Chain
 from specjax.objectives.base import Batch
 from specjax.objectives.next_token import NextToken
@@ -43,6 +46,8 @@ SIZES = (6, 5), (8, 6)
 FIXED = {
     "medusa": TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)),
     "hydra": TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET)),
+    "mlp_speculator": TrainMLPSpeculator(MLPSpeculator(heads=3, tied=False).bind(tiny.TARGET)),
+    "lstm_speculator": TrainLSTMSpeculator(LSTMSpeculator(heads=3, inner=20).bind(tiny.TARGET)),
     "clover2": TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), heads=2),
     "eagle1": TrainEagle(Eagle().bind(tiny.TARGET), noise=0.0),
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),

@@ -15,7 +15,20 @@ from support import small_training as tiny
 from support.objectives import SIZES, packed
 
 from specjax import models
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import (
+    MTP,
+    Clover2,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    Gemma4Assistant,
+    Hydra,
+    LSTMSpeculator,
+    Medusa,
+    MLPSpeculator,
+    PEagle,
+)
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
 from specjax.draft.dspark.network import MarkovHead
@@ -28,6 +41,7 @@ from specjax.draft.medusa import head_logits
 from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
+from specjax.draft.speculator.objective import TrainLSTMSpeculator, TrainMLPSpeculator
 from specjax.expand import Chain
 from specjax.kernels.chunks import chunked
 from specjax.objectives import teacher as of_teacher
@@ -42,6 +56,8 @@ IDS = tuple(range(0, 32, 2))
 OBJECTIVES = {
     "medusa": lambda ids: TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET), ids),
     "hydra": lambda ids: TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET), ids),
+    "mlp_speculator": lambda ids: TrainMLPSpeculator(MLPSpeculator(heads=2).bind(tiny.TARGET), ids),
+    "lstm_speculator": lambda ids: TrainLSTMSpeculator(LSTMSpeculator(heads=2, inner=24).bind(tiny.TARGET), ids),
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
@@ -377,7 +393,20 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
 
 
 @pytest.mark.parametrize(
-    "name", ["medusa", "hydra", "eagle1", "eagle3", "mtp", "peagle", "clover2", "gemma4_assistant", "ppd"]
+    "name",
+    [
+        "medusa",
+        "hydra",
+        "mlp_speculator",
+        "lstm_speculator",
+        "eagle1",
+        "eagle3",
+        "mtp",
+        "peagle",
+        "clover2",
+        "gemma4_assistant",
+        "ppd",
+    ],
 )
 def test_no_weight_is_negative(name):
     """Nor no number; and a head is made of at least one."""
@@ -386,7 +415,7 @@ def test_no_weight_is_negative(name):
     for decay in ("-0.5", "nan"):
         with pytest.raises(ValueError, match=f"decay.*[ =]{decay}"):
             made(f"{name}:decay={decay}")
-    if name in ("medusa", "hydra", "clover2"):
+    if name in ("medusa", "hydra", "mlp_speculator", "lstm_speculator", "clover2"):
         for heads in (0, -1):
             with pytest.raises(ValueError, match=f"{name}: heads must be at least 1.*got (heads=)?{heads}"):
                 made(f"{name}:heads={heads}")

@@ -210,8 +210,10 @@ def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     tree, heads = chosen.get("expander"), fields.get("heads")
     if isinstance(tree, Chain) and "block" in fields:
         return {**chosen, "expander": Chain(min(tree.length, max(fields["block"] - 1 + fields["from_anchor"], 1)))}
-    if not isinstance(tree, Static) or heads is None or tree.depth <= heads:
+    if heads is None or not isinstance(tree, Chain | Static) or tree.depth <= heads:
         return chosen
+    if isinstance(tree, Chain):
+        return {**chosen, "expander": Chain(heads)}
     return {**chosen, "expander": dataclasses.replace(tree, choices=tuple(c for c in tree.choices if len(c) <= heads))}
 
 

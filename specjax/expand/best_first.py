@@ -16,9 +16,8 @@ Array = jax.Array
 class BestFirst(Expander):
     """Opens the likeliest node, adds its `k` best candidates at once, and goes on until the tree has `nodes` nodes.
 
-    The nodes of a level must share one distribution, as those of `dflash` and `medusa` do. Then a level's candidates
-    are the same below each of its nodes, and no node is scored alone. A tree of `top_k` keeps the best nodes one by one;
-    this one keeps whole groups of siblings, of which the last may be cut.
+    A level's candidates are the same below each of its nodes, so no node is scored alone. A tree of `top_k` keeps the
+    best nodes one by one; this one keeps whole groups of siblings, of which the last may be cut.
 
     Attributes:
       k: children of a node.
@@ -27,30 +26,34 @@ class BestFirst(Expander):
       coupled: rank with the shared noise (True), or by the draft's probability alone, as published.
     """
 
-    about = About(
-        "best_first",
-        "the likeliest node gets all its children, for drafts in one pass",
-        "arXiv:2606.18394",
-        defaults={"coupled": False},
-    )
+    about = About("best_first", "the likeliest node gets all its children, for drafts in one pass", "arXiv:2606.18394")
+    needs_shared = True
 
     k: int = 3
     depth: int = 3
     nodes: int = 12
-    coupled: bool = True
+    coupled: bool = False
 
     def __post_init__(self):
         if self.k < 2 or self.depth < 1 or self.nodes < 2:
             raise ValueError(f"best_first needs k and nodes of at least 2 and depth of at least 1, got {self}")
-        most = sum(self.k**level for level in range(self.depth + 1))
-        if self.nodes > most:
+        if self.nodes > self._most(self.depth):
             raise ValueError(
-                f"best_first: {self.depth} levels of {self.k} children make at most {most} nodes, not {self.nodes}"
+                f"best_first: {self.depth} levels of {self.k} children make at most {self._most(self.depth)} nodes, not "
+                f"{self.nodes}"
             )
 
     @property
     def width(self):
         return self.k
+
+    def _most(self, depth: int) -> int:
+        """The nodes of a whole tree."""
+        return sum(self.k**level for level in range(depth + 1))
+
+    def cut(self, depth):
+        depth = min(self.depth, depth)
+        return dataclasses.replace(self, depth=depth, nodes=min(self.nodes, self._most(depth)))
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         tokens, worth = self._levels(logits, grow, carry, sampler)
@@ -94,25 +97,18 @@ class BestFirst(Expander):
         )  # fmt: skip
 
     def _levels(self, logits, grow, carry, sampler) -> tuple[Array, Array]:
-        """The candidates of the nodes of every level, and their worth, each `[B, depth, k]`."""
+        """The candidates of the nodes of every level, and their worth, each `[B, depth, k]`.
+
+        Where warpers walk along paths, they are those below the best node of each level before.
+        """
+        batch = logits.shape[0]
         best = [candidates(sampler, logits[:, None], self.k, coupled=self.coupled)]
         for depth in range(1, self.depth):
-            # two nodes, so that a drafter shows whether they share a distribution: the best two below the best before
-            count = 2 * depth
-            above = range(0, count - 2, 2)
-            visible = jnp.asarray([[node in (*above, count - 2 + own) for node in range(count)] for own in (0, 1)])[
-                None
-            ]
-            parent = jnp.full((logits.shape[0], 2), 2 * depth - 4 if depth > 1 else -1, jnp.int32)
-            carry, own = grow(carry, Level(best[-1].tokens[:, 0, :2], parent, visible, depth))
-            if own.shape[1] != 1:
-                raise ValueError(
-                    "best_first takes drafters whose levels share one distribution, such as dflash and medusa: choose "
-                    "expander=top_k for this one"
-                )
-            line = [own.tokens[:, 0, :1] for own in best[:-1]]
-            paths = lambda line=line, last=best[-1].tokens: jnp.stack(
-                [jnp.concatenate([*line, last[:, 0, own : own + 1]], axis=1) for own in (0, 1)], axis=1
-            )
-            best.append(candidates(sampler, own, self.k, nodes=2, depth=depth, paths=paths, coupled=self.coupled))
+            group = best[-1].tokens[:, 0]
+            above = [own.tokens[:, 0, :1] for own in best[:-1]]
+            lines = [jnp.broadcast_to(token, (batch, self.k)) for token in above]
+            paths = lambda lines=(*lines, group): jnp.stack(lines, axis=2)
+            parent = jnp.full((batch, 1), depth - 2, jnp.int32)
+            carry, own = grow(carry, Level(group[:, :1], parent, jnp.ones((1, 1, depth), bool), depth))
+            best.append(candidates(sampler, own, self.k, nodes=self.k, depth=depth, paths=paths, coupled=self.coupled))
         return tuple(jnp.stack([getattr(own, name)[:, 0] for own in best], axis=1) for name in ("tokens", "worth"))

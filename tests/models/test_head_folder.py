@@ -12,7 +12,7 @@ from support.conformance import TARGET, params
 
 import specjax
 from specjax.assembly.registry import build_drafter
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, JetSpec, Medusa, PEagle
 from specjax.draft.heads.folder import load_head, save_head
 from specjax.expand import Chain
 from specjax.models import ModelError
@@ -24,6 +24,7 @@ KINDS = {
     "eagle3": (Eagle3(taps=(0, 2)), {"taps": [0, 2]}),
     "peagle": (PEagle(taps=(0, 2)), {"taps": [0, 2]}),
     "dflash": (DFlash(layers=2, block=5), {"layers": 2, "block": 5}),
+    "jetspec": (JetSpec(layers=2, block=5), {"layers": 2, "block": 5, "causal": True}),
     "dspark": (DSpark(block=3, rank=4, markov="gated"), {"block": 3, "rank": 4, "markov": "gated"}),
     "gemma4_assistant": (Gemma4Assistant(layers=2), {"layers": 2}),
     "mtp": (MTP(), {}),

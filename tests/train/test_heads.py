@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from support import small_training as tiny
 from support.objectives import SIZES, packed
 
 from specjax import models
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, JetSpec, Medusa, PEagle
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
 from specjax.draft.dspark.network import MarkovHead
@@ -24,6 +25,7 @@ from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.hydra.objective import TrainHydra
+from specjax.draft.jetspec.objective import TrainJetSpec
 from specjax.draft.medusa import head_logits
 from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
@@ -48,6 +50,7 @@ OBJECTIVES = {
     "dflash": lambda ids: TrainDFlash(
         DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
     ),
+    "jetspec": lambda ids: TrainJetSpec(JetSpec(block=4, layers=2).bind(tiny.TARGET), ids, anchors=12),
     "dspark": lambda ids: TrainDSpark(
         DSpark(block=3, rank=4, markov="gated").bind(tiny.TARGET),
         ids,
@@ -278,7 +281,8 @@ def test_losses_of_blocks_are_the_published_ones(name):
     """Loss and gradients, over blocks of four, two, one, three and four tokens and one that counts not at all."""
     drafter: Any = SimpleNamespace(drafts=4, rank=2, confidence=True, logits=lambda own, h: h)
     drafter.bias = MarkovHead("vanilla", 2, 5)
-    objective = TrainDSpark(drafter) if name == "dspark" else TrainDFlash(drafter, **TrainDFlash.presets["paper"])
+    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec}
+    objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
     (h, own), blocks = drawn_blocks()
     run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN)
     loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
@@ -333,6 +337,7 @@ def test_presets_of_a_line():
     )
     assert made("dflash").anchors == made("dspark").anchors == 512
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
+    assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
     assert made("dflash:preset=paper").divergence == CrossEntropy("text") != made("dflash").divergence
     paper = made("medusa:preset=paper")

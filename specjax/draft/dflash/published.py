@@ -18,15 +18,8 @@ _FLAGS = (
     "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", *_TAPS,
 )  # fmt: skip
 _NESTED = (
-    "block_size",
-    "causal",
-    "causal_head",
-    "use_swa",
-    "swa_window_size",
-    "target_layer_ids",
-    "attention_mode",
-    "shift_label",
-)
+    "block_size", "causal", "causal_head", "use_swa", "swa_window_size", "target_layer_ids", "attention_mode", "shift_label",
+)  # fmt: skip
 _EITHER = (
     "projector_type", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     "confidence_head_alpha", "num_anchors", "lambda_base_start", "lambda_base_decay_ratio", "auf", "ce_loss_alpha",
@@ -89,9 +82,7 @@ def read_block(
     block = config.get("block_size", 8 if reader.format == "speculators" else 16)
     if not is_size(block):
         raise ModelError(f"{reader.file}: block_size must be a number of slots, not {block!r}")
-    causal = bool(
-        config.get("is_causal", config.get("causal", config.get("causal_head")))
-    )  # the last in JetSpec's files
+    causal = bool(config.get("causal_head") or config.get("is_causal", config.get("causal")))
     fields = {"config": own, "layers": own.num_hidden_layers, "taps": taps, "block": block, "causal": causal}
     fields |= {"windows": _windows(reader, config), "from_anchor": _from_anchor(reader, config, from_anchor)}
     return fields, params

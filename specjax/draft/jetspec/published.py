@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.draft.dflash.published import is_causal_head, read_block, read_config
+from specjax.draft.dflash.published import is_causal_head
+from specjax.draft.dflash.published import read as read_dflash
 from specjax.draft.heads.layout import Layout, Reader, Sure, named
 from specjax.models.errors import ModelError
 
@@ -11,8 +12,8 @@ from specjax.models.errors import ModelError
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of a JetSpec head."""
     if not is_causal_head(config):
-        raise ModelError(f"{reader.file}: dflash_config.causal_head is not true: a head for dflash")
-    return read_block(reader, read_config(reader, config, "dflash"), target)
+        raise ModelError(f"{reader.file}: dflash_config.causal_head is not true: a head for another drafter (try dflash)")
+    return read_dflash(reader, config, target)
 
 
 def _said(config: Mapping[str, Any]) -> Sure:

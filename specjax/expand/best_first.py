@@ -111,4 +111,5 @@ class BestFirst(Expander):
             parent = jnp.full((batch, 1), depth - 2, jnp.int32)
             carry, own = grow(carry, Level(group[:, :1], parent, jnp.ones((1, 1, depth), bool), depth))
             best.append(candidates(sampler, own, self.k, nodes=self.k, depth=depth, paths=paths, coupled=self.coupled))
-        return tuple(jnp.stack([getattr(own, name)[:, 0] for own in best], axis=1) for name in ("tokens", "worth"))
+        joined = lambda of_each: jnp.stack([own[:, 0] for own in of_each], axis=1)
+        return joined([own.tokens for own in best]), joined([own.worth for own in best])

@@ -20,7 +20,7 @@ from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head, save_head
 from specjax.draft.heads.published import drafter_of
 from specjax.expand import BestFirst, Chain
-from specjax.expand.base import Level
+from specjax.expand.base import Expander, Level
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.kv import commit_kv, init_kv
@@ -235,7 +235,7 @@ def test_a_jetspec_file_is_dflashs_with_a_flag(tmp_path):
     with pytest.raises(ModelError, match="causal_head is not true: a head for another drafter"):
         read_head(write(tmp_path / "plain", *zlab()), "jetspec", JetSpec, toy())
     with pytest.raises(ValueError, match="jetspec: no slot sees a later one"):
-        parse("drafter", DRAFTERS, f"jetspec:model={folder},causal=false").load(toy())
+        JetSpec(causal=False)
 
 
 BAD = {
@@ -378,15 +378,14 @@ def corrected(t, kind, h, text):
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Given(Expander):
     """An expander that drafts the tokens it is given, and keeps what it was told on the way."""
 
     tokens: tuple[int, ...]
     seen: list = dataclasses.field(default_factory=list, compare=False)
 
-    @property
-    def depth(self):
-        return len(self.tokens)
+    nodes = property(lambda self: 1 + len(self.tokens))
+    depth = property(lambda self: len(self.tokens))
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         self.seen.append((logits[0], carry[1][0]))

@@ -34,7 +34,9 @@ class JetSpec(DFlash):
     def __post_init__(self):
         super().__post_init__()
         if not self.causal:
-            raise ValueError("jetspec: no slot sees a later one, so causal must be true: choose dflash for the other kind")
+            raise ValueError(
+                "jetspec: no slot sees a later one, so causal must be true: choose dflash for the other kind"
+            )
 
     @classmethod
     def objective(cls):

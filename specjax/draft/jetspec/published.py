@@ -12,7 +12,9 @@ from specjax.models.errors import ModelError
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of a JetSpec head."""
     if not is_causal_head(config):
-        raise ModelError(f"{reader.file}: dflash_config.causal_head is not true: a head for another drafter (try dflash)")
+        raise ModelError(
+            f"{reader.file}: dflash_config.causal_head is not true: a head for another drafter (try dflash)"
+        )
     return read_dflash(reader, config, target)
 
 

@@ -78,7 +78,7 @@ def text_of(name, rows=MIXED):
 
 def test_the_table_is_complete():
     assert {n.split("-")[0] for n in DRAFTERS} - {"adaptive", "fuse"} == set(REGISTRY)
-    assert {n.removeprefix("draft-") for n in DRAFTERS if n.startswith("draft-")} == set(EXPANDERS)
+    assert {n.partition("-")[2] for n in DRAFTERS} >= set(EXPANDERS)
     assert {n.split("-")[0] for n in VERIFIERS} == set(REGISTERED)
     assert {*OPTIMISED, *EACH_KIND} <= set(DRAFTERS) and set(SLOW) <= {*DRAFTERS, *ON_MODELS}
     others = [drafter for name, drafter in DRAFTERS.items() if name not in TWINS]
@@ -134,7 +134,7 @@ def test_slots_do_not_matter(name):
 
 KIN = (
     "adaptive-goodput", "clover2", "diffusion_draft-top_k", "dspark", "eagle1", "eagle3-top_k", "fuse", "rasd",
-    "gemma4_assistant-clusters", "mtp", "peagle",
+    "gemma4_assistant-clusters", "jetspec-best_first", "mtp", "peagle",
 )  # fmt: skip
 """Drafters that know of a prompt what another of the table does: they are not tried with a shared prefix."""
 PREFIXED = [name for name in DRAFTERS if name not in TWINS + KIN] + list(PREFIXED_ON_MODELS)

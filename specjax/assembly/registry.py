@@ -377,7 +377,10 @@ def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     preset = default.fields if chosen == default.name else {}
     tree = {key: values.pop(key) for key in list(values) if key in of_tree}
     expander = EXPANDERS[chosen].make(**{**_values("expander", chosen, of_tree, preset), **tree})
-    return entry.make(expander=expander, **values)
+    made = entry.make(expander=expander, **values)
+    if isinstance(made, Stored):
+        made.kind.check_tree(expander)
+    return made
 
 
 def _parted(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:

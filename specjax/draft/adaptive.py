@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specjax.about import About, Named, abouts
 from specjax.draft.base import Drafter, Proposal, TreeDrafter, View, of_inner, proposed
+from specjax.expand.base import Expander
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM, Wants
 from specjax.sharding.rules import replicated
@@ -303,15 +304,14 @@ class Cut(RuledDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ruled:
+class _Ruled(Expander):
     """The chain of one step, with the rule bound to the rows' state."""
 
     chain: EarlyStop
     goes_on: GoesOn
 
-    @property
-    def depth(self) -> int:
-        return self.chain.depth
+    nodes = property(lambda self: self.chain.nodes)
+    depth = property(lambda self: self.chain.depth)
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         return self.chain.run(root, logits, grow, carry, sampler, keep_q=keep_q, goes_on=self.goes_on)[0]

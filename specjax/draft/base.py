@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.about import Named
+from specjax.about import Named, abouts
 from specjax.arrays import Array, Bool, Int, PyTree
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Source, Wants
@@ -418,7 +418,23 @@ class ChainDrafter(OfTopology, Drafter):
 
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter(Drafter):
-    """A drafter that scores nodes and leaves the tree's shape to its `expander`."""
+    """A drafter that scores nodes and leaves the tree's shape to its `expander`, which `check_tree` may refuse."""
+
+    shared: ClassVar[bool] = False
+    """Whether all nodes of a level share one distribution, so that `Grow` gives `[B, 1, V]`."""
+
+    def __post_init__(self):
+        self.check_tree(self.expander)
+
+    @classmethod
+    def check_tree(cls, expander: Expander) -> None:
+        """Raises ValueError for an expander that cannot grow trees of such drafters."""
+        if expander.needs_shared and not cls.shared:
+            tree, own = (next((a.name for a in abouts(k)), k.__name__) for k in (type(expander), cls))
+            raise ValueError(
+                f"{tree} takes drafters whose levels share one distribution, such as dflash and medusa, and the nodes of "
+                f"{own} have their own: choose another expander, such as top_k"
+            )
 
     @property
     @abc.abstractmethod

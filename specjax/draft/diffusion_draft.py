@@ -70,6 +70,7 @@ class DiffusionDrafter(TreeDrafter, OnePass):
     ahead: int = 2
 
     def __post_init__(self):
+        super().__post_init__()
         if not (self.prior > 0 and 0 <= self.decay < 1 and self.ahead >= 1):
             raise ValueError(f"diffusion_draft needs prior > 0, decay in [0, 1) and ahead >= 1, got {self}")
 

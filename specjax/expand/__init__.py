@@ -7,6 +7,7 @@ from specjax.expand.chain import Chain as Chain
 from specjax.expand.early_stop import EarlyStop as EarlyStop
 from specjax.expand.static import Static as Static
 from specjax.expand.top_k import TopK as TopK
+from specjax.expand.best_first import BestFirst as BestFirst
 from specjax.expand.iid import IID as IID
 from specjax.expand.without_replacement import WithoutReplacement as WithoutReplacement
 from specjax.expand.greedy_draft import GreedyDraft as GreedyDraft

@@ -47,6 +47,9 @@ class Expander(abc.ABC):
     about: ClassVar[Named] = None
     """Its names in the registry."""
 
+    needs_shared: ClassVar[bool] = False
+    """Whether it takes only drafters whose levels each have one distribution (`TreeDrafter.shared`)."""
+
     @property
     @abc.abstractmethod
     def nodes(self) -> int:
@@ -76,6 +79,10 @@ class Expander(abc.ABC):
     def width(self) -> int:
         """Static: the most candidates taken from one node."""
         return 1
+
+    def cut(self, depth: int) -> "Expander":
+        """The same, no deeper than `depth`, if there is such a tree; otherwise this one."""
+        return self
 
     @abc.abstractmethod
     def __call__(

@@ -33,6 +33,9 @@ class Chain(Expander):
     def depth(self) -> int:
         return self.length
 
+    def cut(self, depth):
+        return Chain(min(self.length, depth))
+
     @property
     def is_chain(self) -> bool:
         return True

@@ -54,6 +54,9 @@ class Static(FixedTree):
     def topology(self) -> Topology:
         return Topology.from_choices(self.choices)
 
+    def cut(self, depth):
+        return dataclasses.replace(self, choices=tuple(path for path in self.choices if len(path) <= depth))
+
     @property
     def children(self):
         # `log_q` does not describe a second draw without the first

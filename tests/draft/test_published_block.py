@@ -12,15 +12,15 @@ from support.steps_seen import read_text
 
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
+from specjax.draft import DFlash, DSpark, JetSpec, PEagle, Scored, View, adaptive
 from specjax.draft.dflash.objective import Blocks, outputs
 from specjax.draft.dflash.published import _from_anchor
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head, save_head
 from specjax.draft.heads.published import drafter_of
-from specjax.expand import Chain
-from specjax.expand.base import Level
+from specjax.expand import BestFirst, Chain
+from specjax.expand.base import Expander, Level
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.kv import commit_kv, init_kv
@@ -55,10 +55,11 @@ def rope(x, at):
     return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
 
-def reference(t, taps, slots, window=None, both=False, from_start=False):
+def reference(t, taps, slots, window=None, both=False, from_start=False, causal=False):
     """Normed outputs of a block after `taps`: of every layer, keys are those of the features and then the block's own.
 
     In the first layer, which has the window, slots see later ones where `both`, and the window before the block `from_start`.
+    Where `causal`, slots see no later one in any layer.
     """
     t = {name: np.asarray(x, np.float64) for name, x in t.items()}
     c, n = norm(taps @ t["fc.weight"].T, t["hidden_norm.weight"]), len(taps)
@@ -74,6 +75,7 @@ def reference(t, taps, slots, window=None, both=False, from_start=False):
         near = at[None] >= n - window if from_start else gap < (window or 0)
         near = np.where(at[None] < n, near, (gap >= 0) | both)
         seen = np.ones_like(gap, bool) if window is None or i else near
+        seen = seen & (gap >= 0) if causal else seen
         weight = np.where(seen, np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(8)), 0)
         out = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v).reshape(len(z), -1)
         z = z + own("self_attn.o_proj", out)
@@ -111,18 +113,20 @@ def by_speculators(config, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 6, "both", "from_start"])
+@pytest.mark.parametrize("window", [None, 6, "both", "from_start", "causal"])
 def test_a_dflash_block_is_the_published_one(window, tmp_path):
     """Slots after the last token, in a layer with a window and in one without; and training reads them as decoding
-    does."""
-    both, from_start = ("both" in str(window), "from_start" in str(window))
-    window = window and 6
+    does. The last one is JetSpec's, without a window."""
+    both, from_start, causal = (word in str(window) for word in ("both", "from_start", "causal"))
+    window = None if causal or window is None else 6
+    name, kind = ("jetspec", JetSpec) if causal else ("dflash", DFlash)
     config, tensors = zlab(window=window)
     config = config | {"is_causal": False} if both else config
+    config["dflash_config"] |= {"causal_head": True} if causal else {}
     own = by_speculators(config, sliding_window_non_causal=both) if from_start else config
-    head = read_head(write(tmp_path, own, tensors), "dflash", DFlash, toy())
+    head = read_head(write(tmp_path, own, tensors), name, kind, toy())
     drafter, text = head.drafter, TEXT
-    assert (drafter.taps, drafter.block, drafter.drafts, drafter_of(tmp_path)) == ((0, 2), 4, 3, "dflash")
+    assert (drafter.taps, drafter.block, drafter.drafts, drafter_of(tmp_path)) == ((0, 2), 4, 3, name)
     assert "borrows the target's language-model head" in head.notes and "head" not in head.params
     if not from_start:
         assert any("the last layer before the final norm" in note for note in head.notes)  # the toy has three
@@ -130,7 +134,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     got = drafter.outputs(model, draft, view_of(text))[0]
     table = np.asarray(toy().params["embed"]["embedding"], np.float64)
     slots = table[[text[-1], MASK, MASK, MASK]]
-    wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window, both, from_start)
+    wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window, both, from_start, causal)
     np.testing.assert_allclose(got, wanted[1:], rtol=1e-3, atol=1e-4)
     later = jnp.asarray([[*text, 1, 2, 3]])
     more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies after a block is not seen
@@ -141,10 +145,11 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_slot_sees_the_whole_block_or_what_is_before_it(causal, tmp_path):
-    config, tensors = zlab(dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 2], "causal": causal})
-    head = read_head(write(tmp_path, config, tensors), "dflash", DFlash, toy())
+@pytest.mark.parametrize(("flag", "causal"), [("causal", False), ("causal", True), ("causal_head", True)])
+def test_a_slot_sees_the_whole_block_or_what_is_before_it(flag, causal, tmp_path):
+    config, tensors = zlab(dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 2], flag: causal})
+    name, kind = ("jetspec", JetSpec) if flag == "causal_head" else ("dflash", DFlash)
+    head = read_head(write(tmp_path, config, tensors), name, kind, toy())
     text = TEXT[:9]
     model, _, draft = behind(head, text)
     embeds = head.drafter.slots(model, jnp.asarray([[text[-1]]]))[:, 0]
@@ -218,6 +223,19 @@ def test_a_published_block_is_drafted_whole(tmp_path):
     assert isinstance(stored, Stored) and stored.load(toy())[0].expander == Chain(5)
     with pytest.raises(ValueError, match="a block of 6 drafts 5 tokens, and the tree is 9 deep: choose"):
         parse("drafter", DRAFTERS, f"dflash:model={tmp_path},length=9").load(toy())
+
+
+def test_a_jetspec_file_is_dflashs_with_a_flag(tmp_path):
+    """Its tree is the published one, no deeper than the block; read as a DFlash it is causal too."""
+    flagged = {"mask_token_id": MASK, "target_layer_ids": [0, 2], "causal_head": True}
+    folder = write(tmp_path / "flagged", *zlab(block=6, dflash_config=flagged))
+    drafter, _ = parse("drafter", DRAFTERS, f"jetspec:model={folder}").load(toy())
+    assert (drafter.expander, drafter.causal, drafter_of(folder)) == (BestFirst(7, 5, 128), True, "jetspec")
+    assert read_head(folder, "dflash", DFlash, toy()).drafter.causal
+    with pytest.raises(ModelError, match="causal_head is not true: a head for another drafter"):
+        read_head(write(tmp_path / "plain", *zlab()), "jetspec", JetSpec, toy())
+    with pytest.raises(ValueError, match="jetspec: no slot sees a later one"):
+        JetSpec(causal=False)
 
 
 BAD = {
@@ -360,15 +378,14 @@ def corrected(t, kind, h, text):
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Given(Expander):
     """An expander that drafts the tokens it is given, and keeps what it was told on the way."""
 
     tokens: tuple[int, ...]
     seen: list = dataclasses.field(default_factory=list, compare=False)
 
-    @property
-    def depth(self):
-        return len(self.tokens)
+    nodes = property(lambda self: 1 + len(self.tokens))
+    depth = property(lambda self: len(self.tokens))
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         self.seen.append((logits[0], carry[1][0]))

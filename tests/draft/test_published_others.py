@@ -193,6 +193,7 @@ KNOWN = {
     "of its own field, beside another's name": ({"num_anchors": 4, "architectures": ["DSparkDraftModel"]}, "dflash"),
     "of a rank": ({"num_anchors": 4, "markov_rank": 8, "architectures": ["DFlashDraftModel"]}, "dspark"),
     "of a rank in the nested fields": ({"dflash_config": {"markov_rank": 8}}, "dspark"),
+    "of a causal head": ({"dflash_config": {"causal_head": True}, "architectures": ["DFlashDraftModel"]}, "jetspec"),
     "by its name, beside what EAGLE-3 has too": ({"speculators_model_type": "peagle", "draft_vocab_size": 4}, "peagle"),
     "by its class": ({"architectures": ["Gemma4AssistantForCausalLM"]}, "gemma4_assistant"),
     "by its class, beside a target's field": ({"architectures": ["Qwen3MTP"], "num_mtp_layers": 1}, "mtp"),

@@ -27,6 +27,7 @@ from specjax.draft import (
     Eagle,
     Eagle3,
     Hydra,
+    JetSpec,
     Kangaroo,
     LSTMSpeculator,
     Medusa,
@@ -43,7 +44,7 @@ from specjax.draft import (
 from specjax.draft.dspark.network import sureness
 from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
-from specjax.expand import Chain, TopK
+from specjax.expand import BestFirst, Chain, TopK
 from specjax.models import LlamaLM, Masked, Model, ModelError, TabularLM, llama_config
 from specjax.models.attention import AttentionConfig
 from specjax.models.layer import LayerConfig
@@ -176,6 +177,7 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
+    "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
     "dspark": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="rnn", rank=4),
     "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
@@ -240,8 +242,8 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "mtp", "peagle", "dflash",
-    "dspark", "dspark, gated", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "lstm_speculator", "eagle3", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated", "clover2",
+    "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 

@@ -34,6 +34,7 @@ from specjax.draft import (
     Hydra,
     InputGuided,
     Jacobi,
+    JetSpec,
     Kangaroo,
     Lookahead,
     LSTMSpeculator,
@@ -62,6 +63,7 @@ from specjax.draft import (
 from specjax.draft.datastore import build
 from specjax.expand import (
     IID,
+    BestFirst,
     Chain,
     DySpec,
     EarlyStop,
@@ -185,6 +187,7 @@ DRAFTERS: dict[str, Drafter] = {
     "peagle": PEagle(Chain(3)),
     "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
     "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),
+    "jetspec-best_first": JetSpec(BestFirst(k=2, depth=3, nodes=8), layers=2, block=5),
     "mtp": MTP(TopK(k=2, depth=3, nodes=6)),
     "gemma4_assistant": Gemma4Assistant(TopK(k=2, depth=3, nodes=6)),
     "gemma4_assistant-clusters": Gemma4Assistant(Chain(3), layers=2, clusters=12, top=5),

@@ -73,8 +73,13 @@ def lines() -> list[str]:
     return [
         *LINES,
         *(name for name in DRAFTERS if name not in kinds),
-        *(f"draft-{name}" for name in EXPANDERS if f"draft-{name}" not in LINES),
+        *(grown_by(name) for name in EXPANDERS if grown_by(name) not in LINES),
     ]
+
+
+def grown_by(expander: str) -> str:
+    """An expander's line: the first of the table's that has it, or the draft model's."""
+    return next((name for name in LINES if name.partition("-")[2] == expander), f"draft-{expander}")
 
 
 def first_lines() -> list[str]:

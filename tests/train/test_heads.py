@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from specjax.draft import (
     Eagle3,
     Gemma4Assistant,
     Hydra,
+    JetSpec,
     LSTMSpeculator,
     Medusa,
     MLPSpeculator,
@@ -37,6 +39,7 @@ from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.hydra.objective import TrainHydra
+from specjax.draft.jetspec.objective import TrainJetSpec
 from specjax.draft.medusa import head_logits
 from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
@@ -64,6 +67,7 @@ OBJECTIVES = {
     "dflash": lambda ids: TrainDFlash(
         DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
     ),
+    "jetspec": lambda ids: TrainJetSpec(JetSpec(block=4, layers=2).bind(tiny.TARGET), ids, anchors=12),
     "dspark": lambda ids: TrainDSpark(
         DSpark(block=3, rank=4, markov="gated").bind(tiny.TARGET),
         ids,
@@ -265,10 +269,12 @@ def test_the_loss_of_blocks_is_one_mean_over_all_places():
     assert int(run(params, Batch(batch().tokens, hole))[1]["weight"]) == 2 * (4 + 3 + 2)
 
 
-# DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0
+# DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0.
+# JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published.
 PUBLISHED = {
     "dspark": (2.370208501815796, 0.2326582819223404),
     "dflash": (1.8973368406295776, 0.26331010460853577),
+    "jetspec": (0.6859257817268372, 0.13955309987068176),
 }
 PUBLISHED_BIAS = [
     [-0.0340225, 0.0190930, -0.0221095, 0.0506002, -0.0135612],
@@ -294,7 +300,8 @@ def test_losses_of_blocks_are_the_published_ones(name):
     """Loss and gradients, over blocks of four, two, one, three and four tokens and one that counts not at all."""
     drafter: Any = SimpleNamespace(drafts=4, rank=2, confidence=True, logits=lambda own, h: h)
     drafter.bias = MarkovHead("vanilla", 2, 5)
-    objective = TrainDSpark(drafter) if name == "dspark" else TrainDFlash(drafter, **TrainDFlash.presets["paper"])
+    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec}
+    objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
     (h, own), blocks = drawn_blocks()
     run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN)
     loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
@@ -349,6 +356,7 @@ def test_presets_of_a_line():
     )
     assert made("dflash").anchors == made("dspark").anchors == 512
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
+    assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
     assert made("dflash:preset=paper").divergence == CrossEntropy("text") != made("dflash").divergence
     paper = made("medusa:preset=paper")

@@ -51,6 +51,7 @@ class DFlash(FeatureDrafter):
         loads="head",
     )
     tiles = True
+    shared = True
 
     expander: Expander = Chain(3)
     taps: tuple[int, ...] = ()

@@ -17,7 +17,9 @@ _FLAGS = (
     "embed_requires_grad", "sample_from_anchor", "shift_label", "sliding_window_non_causal", "attention_sink_bias",
     "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", *_TAPS,
 )  # fmt: skip
-_NESTED = ("block_size", "causal", "use_swa", "swa_window_size", "target_layer_ids", "attention_mode", "shift_label")
+_NESTED = (
+    "block_size", "causal", "causal_head", "use_swa", "swa_window_size", "target_layer_ids", "attention_mode", "shift_label",
+)  # fmt: skip
 _EITHER = (
     "projector_type", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     "confidence_head_alpha", "num_anchors", "lambda_base_start", "lambda_base_decay_ratio", "auf", "ce_loss_alpha",
@@ -80,7 +82,7 @@ def read_block(
     block = config.get("block_size", 8 if reader.format == "speculators" else 16)
     if not is_size(block):
         raise ModelError(f"{reader.file}: block_size must be a number of slots, not {block!r}")
-    causal = bool(config.get("is_causal", config.get("causal")))
+    causal = bool(config.get("causal_head") or config.get("is_causal", config.get("causal")))
     fields = {"config": own, "layers": own.num_hidden_layers, "taps": taps, "block": block, "causal": causal}
     fields |= {"windows": _windows(reader, config), "from_anchor": _from_anchor(reader, config, from_anchor)}
     return fields, params
@@ -175,8 +177,13 @@ def rank_of(config: Mapping[str, Any]) -> Any:
     return an_object("dflash_config", config.get("dflash_config")).get("markov_rank", config.get("markov_rank"))
 
 
+def is_causal_head(config: Mapping[str, Any]) -> bool:
+    """Whether a file is JetSpec's: no slot sees a later one, in any layer."""
+    return bool(an_object("dflash_config", config.get("dflash_config")).get("causal_head"))
+
+
 def _said(config: Mapping[str, Any]) -> Sure:
-    if is_block(config) and not rank_of(config):
+    if is_block(config) and not rank_of(config) and not is_causal_head(config):
         return Sure.OWN
     return Sure.NAMED if named(config, "dflash") else Sure.NO
 

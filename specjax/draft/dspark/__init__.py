@@ -37,6 +37,7 @@ class DSpark(DFlash):
         paper="expander=chain,length=7",
         loads="head",
     )
+    shared = False
 
     expander: Expander = Chain(3)
     from_anchor: bool = True
@@ -45,6 +46,7 @@ class DSpark(DFlash):
     confidence: bool = True
 
     def __post_init__(self):
+        super().__post_init__()
         if self.markov not in KINDS or self.rank < 1:
             raise ValueError(
                 f"dspark: markov must be one of {', '.join(KINDS)} and rank at least 1, got {self.markov!r}, {self.rank}"

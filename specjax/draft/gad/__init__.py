@@ -50,6 +50,7 @@ class Gad(TreeDrafter, OnePass):
         loads="block_draft",
     )
     tiles = True
+    shared = True
 
     expander: Expander = Chain(LENGTH)
     recent: int = 32
@@ -58,6 +59,7 @@ class Gad(TreeDrafter, OnePass):
     shift = False
 
     def __post_init__(self):
+        super().__post_init__()
         if self.recent < 0:
             raise ValueError(f"gad needs recent >= 0, got {self.recent}")
 

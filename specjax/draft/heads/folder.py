@@ -15,8 +15,6 @@ from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
 from specjax.draft.heads.files import config_file, torch_files, write_files
 from specjax.draft.heads.published import read_published, stems_of
-from specjax.expand.chain import Chain
-from specjax.expand.static import Static
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
@@ -207,14 +205,12 @@ def _kind(path: tuple[Any, ...], x: Any, dtype: Any) -> Any:
 
 def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """The published tree, no deeper than the number of heads or the drafted block."""
-    tree, heads = chosen.get("expander"), fields.get("heads")
-    if isinstance(tree, Chain) and "block" in fields:
-        return {**chosen, "expander": Chain(min(tree.length, max(fields["block"] - 1 + fields["from_anchor"], 1)))}
-    if heads is None or not isinstance(tree, Chain | Static) or tree.depth <= heads:
-        return chosen
-    if isinstance(tree, Chain):
-        return {**chosen, "expander": Chain(heads)}
-    return {**chosen, "expander": dataclasses.replace(tree, choices=tuple(c for c in tree.choices if len(c) <= heads))}
+    if "block" in fields:
+        most = max(fields["block"] - 1 + fields["from_anchor"], 1)
+    else:
+        most = fields.get("heads")
+    tree = chosen.get("expander")
+    return {**chosen, "expander": tree.cut(most)} if most and tree is not None else chosen
 
 
 def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:

@@ -34,6 +34,7 @@ class Hydra(Medusa):
         loads="head",
     )
     tiles = True
+    shared = False
 
     fewest_layers = 1
 

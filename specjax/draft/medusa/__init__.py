@@ -42,6 +42,7 @@ class Medusa(FeatureDrafter):
         loads="head",
     )
     tiles = True
+    shared = True
 
     expander: Any = None
     heads: int = 3
@@ -62,6 +63,7 @@ class Medusa(FeatureDrafter):
         choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
         expander = self.expander or Static(choices)
         object.__setattr__(self, "expander", expander)
+        super().__post_init__()
         if expander.depth > self.heads:
             raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
 

@@ -37,6 +37,7 @@ class Pard(ModelDrafter):
         loads="masked_draft",
     )
     tiles = True
+    shared = True
 
     expander: Expander = Chain(12)
     mask_id: int = dataclasses.field(kw_only=True)

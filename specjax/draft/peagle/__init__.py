@@ -34,6 +34,7 @@ class PEagle(Eagle3):
         loads="head",
     )
     tiles = True
+    shared = True
 
     mask: int = -1
 

@@ -51,6 +51,7 @@ class Speculator(FeatureDrafter):
             )
         expander = self.expander or Chain(self.heads)
         object.__setattr__(self, "expander", expander)
+        super().__post_init__()
         if expander.depth > self.deepest:
             raise ValueError(
                 f"{self.name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}"

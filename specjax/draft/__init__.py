@@ -22,6 +22,8 @@ from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
 from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.eagle import Eagle as Eagle
+from specjax.draft.fspad import Fspad as Fspad
+from specjax.draft.griffin import Griffin as Griffin
 from specjax.draft.eagle3 import Eagle3 as Eagle3
 from specjax.draft.peagle import PEagle as PEagle
 from specjax.draft.dflash import DFlash as DFlash

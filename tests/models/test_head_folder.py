@@ -12,7 +12,20 @@ from support.conformance import TARGET, params
 
 import specjax
 from specjax.assembly.registry import build_drafter
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import (
+    MTP,
+    Clover2,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    Fspad,
+    Gemma4Assistant,
+    Griffin,
+    Hydra,
+    Medusa,
+    PEagle,
+)
 from specjax.draft.heads.folder import load_head, save_head
 from specjax.expand import Chain
 from specjax.models import ModelError
@@ -22,6 +35,8 @@ KINDS = {
     "hydra": (Hydra(prefix_layer=True), {"prefix_layer": True}),
     "eagle1": (Eagle(), {}),
     "eagle3": (Eagle3(taps=(0, 2)), {"taps": [0, 2]}),
+    "fspad": (Fspad(), {}),
+    "griffin": (Griffin(), {}),
     "peagle": (PEagle(taps=(0, 2)), {"taps": [0, 2]}),
     "dflash": (DFlash(layers=2, block=5), {"layers": 2, "block": 5}),
     "dspark": (DSpark(block=3, rank=4, markov="gated"), {"block": 3, "rank": 4, "markov": "gated"}),

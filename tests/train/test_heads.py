@@ -15,7 +15,20 @@ from support import small_training as tiny
 from support.objectives import SIZES, packed
 
 from specjax import models
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft import (
+    MTP,
+    Clover2,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    Fspad,
+    Gemma4Assistant,
+    Griffin,
+    Hydra,
+    Medusa,
+    PEagle,
+)
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
 from specjax.draft.dspark.network import MarkovHead
@@ -23,6 +36,7 @@ from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
+from specjax.draft.griffin.objective import TrainGriffin
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.medusa import head_logits
 from specjax.draft.medusa.objective import TrainMedusa
@@ -44,6 +58,8 @@ OBJECTIVES = {
     "hydra": lambda ids: TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET), ids),
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
+    "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
+    "griffin": lambda ids: TrainGriffin(Griffin().bind(tiny.TARGET), ids, **TrainGriffin.presets["stage2"]),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
     "dflash": lambda ids: TrainDFlash(
         DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
@@ -334,6 +350,10 @@ def test_presets_of_a_line():
     assert made("dflash").anchors == made("dspark").anchors == 512
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
     assert made("dflash:preset=small,anchors=9").anchors == 9
+    hass = made("eagle1:preset=hass")
+    assert (hass.unroll, hass.decay, hass.detached, hass.divergence) == (3, 1.0, True, ForwardKL(10, 10.0))
+    assert made("eagle1:preset=hass", loss="forward_kl").divergence == ForwardKL() == made("eagle1").divergence
+    assert made("griffin").aligned == 0 and made("griffin:preset=stage2").aligned == 3
     assert made("dflash:preset=paper").divergence == CrossEntropy("text") != made("dflash").divergence
     paper = made("medusa:preset=paper")
     assert (paper.divergence, paper.decay) == (CrossEntropy("text"), 1.0) and made("medusa").decay == 0.8
@@ -367,7 +387,15 @@ def test_blocks_begin_where_the_next_token_is_learned():
 
 
 @pytest.mark.parametrize(
-    "fields", ({"unroll": 0}, {"noise": -1.0}, {"decay": -1.0}, {"feature_weight": -1.0}, {"distribution_weight": -1.0})
+    "fields",
+    (
+        {"unroll": 0},
+        {"noise": -1.0},
+        {"decay": -1.0},
+        {"aligned": -1},
+        {"feature_weight": -1.0},
+        {"distribution_weight": -1.0},
+    ),
 )
 def test_fields_out_of_range_are_said_without_the_target(fields):
     (name, value), *_ = fields.items()
@@ -377,7 +405,8 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
 
 
 @pytest.mark.parametrize(
-    "name", ["medusa", "hydra", "eagle1", "eagle3", "mtp", "peagle", "clover2", "gemma4_assistant", "ppd"]
+    "name",
+    ["medusa", "hydra", "eagle1", "eagle3", "mtp", "peagle", "clover2", "gemma4_assistant", "ppd", "fspad", "griffin"],
 )
 def test_no_weight_is_negative(name):
     """Nor no number; and a head is made of at least one."""

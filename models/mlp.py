@@ -43,9 +43,9 @@ class MLPConfig:
     sparsity: float = 0.0
     factors: tuple[float, float] = (1.0, 1.0)
 
-    def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> "MLP":
-        """The module, for a model of `width`."""
-        return MLP(self, width, dtype, rngs)
+    def build(self, width: int, dtype: Any, rngs: nnx.Rngs, outputs: int | None = None) -> "MLP":
+        """The module, for a model of `width`. `outputs` is the width of its output where that is not the model's."""
+        return MLP(self, width, dtype, rngs, outputs)
 
     @property
     def dense(self) -> "MLPConfig":
@@ -54,25 +54,25 @@ class MLPConfig:
 
 
 class MLP(nnx.Module):
-    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate."""
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate. The gate may read another vector, `gating`."""
 
-    def __init__(self, config: MLPConfig, width: int, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: MLPConfig, width: int, dtype: Any, rngs: nnx.Rngs, outputs: int | None = None):
         linear = functools.partial(Linear, use_bias=config.bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.gated = config.gated
         if config.gated:
             self.gate = linear(width, config.intermediate_size)
         self.up = linear(width, config.intermediate_size)
-        self.down = linear(config.intermediate_size, width)
+        self.down = linear(config.intermediate_size, outputs or width)
         self.hidden_act, self.sparsity, self.factors = config.hidden_act, config.sparsity, config.factors
         if config.hidden_act == "xielu":
             self.act = XIELU(dtype)
 
-    def __call__(self, x):
+    def __call__(self, x, gating=None):
         act = self.act if self.hidden_act == "xielu" else ACTIVATIONS[self.hidden_act]
         if not self.gated:
             return self.down(act(self.up(x)))
         scaled = lambda x, by: x if by == 1 else x * jnp.asarray(by, x.dtype)
-        gate = scaled(self.gate(x), self.factors[0])
+        gate = scaled(self.gate(x if gating is None else gating), self.factors[0])
         gate = cut_off(gate, self.sparsity) if self.sparsity else gate
         return scaled(self.down(act(gate) * self.up(x)), self.factors[1])
 

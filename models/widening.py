@@ -27,7 +27,17 @@ PyTree = Any
 
 _OF_A_HEAD = ("q_norm", "k_norm")  # norms over H, which stay
 _VOCABULARY = ("head", "heads")  # modules whose outputs are tokens
-_JOINED = ("fc", "fc_norm", "input", "augment_next", "q", "k", "v")  # modules that may read several vectors of width E
+_JOINED = (
+    "fc",
+    "fc_norm",
+    "input",
+    "augment_next",
+    "q",
+    "k",
+    "v",
+    "up",
+)  # modules that may read several vectors of width E
+_SPLIT = ("down",)  # modules that may write several
 
 
 def widen(model: Model, k: int) -> Model:
@@ -125,24 +135,26 @@ def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
         case "embedding" | "embeddings":
             return _copies(x, x.ndim - 1, k)
         case "kernel" | "shortcut":
-            inputs = _copies(x, 0, k, _parts(path, x, module, width)) / k
-            return inputs if of_tokens else _copies(inputs, 1, k)
+            inputs = _copies(x, 0, k, _parts(path, x, 0, module, width)) / k
+            outputs = _parts(path, x, 1, module, width)
+            return inputs if of_tokens else _copies(inputs, 1, k, outputs)
         case "bias" | "shortcut_bias":
             return x if of_tokens or module in _OF_A_HEAD else _copies(x, 0, k)
         case "scale":
-            return x if module in _OF_A_HEAD else _copies(x, 0, k, _parts(path, x, module, width))
+            return x if module in _OF_A_HEAD else _copies(x, 0, k, _parts(path, x, 0, module, width))
     raise ModelError(f"no rule widens the parameter {jax.tree_util.keystr(path)}")
 
 
-def _parts(path: tuple[Any, ...], x: Array, module: str, width: int) -> int:
-    """How many vectors of the model's width a module reads; 1 for a module of any other width."""
-    if module not in _JOINED:
+def _parts(path: tuple[Any, ...], x: Array, axis: int, module: str, width: int) -> int:
+    """How many vectors of the model's width a module reads (axis 0) or writes (axis 1); 1 for one of any other width."""
+    if module not in (_JOINED, _SPLIT)[axis]:
         return 1
-    if x.shape[0] % width:
+    if x.shape[axis] % width:
         raise ModelError(
-            f"{jax.tree_util.keystr(path)} reads {x.shape[0]} numbers, which is not a multiple of the width {width}"
+            f"{jax.tree_util.keystr(path)} {('reads', 'writes')[axis]} {x.shape[axis]} numbers, which is not a multiple of the "
+            f"width {width}"
         )
-    return x.shape[0] // width
+    return x.shape[axis] // width
 
 
 def _copies(x: Array, axis: int, k: int, parts: int = 1) -> Array:

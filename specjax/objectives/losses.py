@@ -111,10 +111,31 @@ class Divergence(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
-    """`sum_v p (log p - log q)`. Covers everything that the target may say."""
+    """`sum_v w (p log p - p log q)`. Covers everything that the target may say.
+
+    The weight w is 1, and `1 + more` for the target's `top` likeliest tokens (HASS, arXiv:2408.15766, whose sum over
+    these is a loss besides). With it, the least is not at q = p but where likely tokens are likelier.
+
+    Attributes:
+      top: how many tokens weigh more; of those that the draft can say.
+      more: how much more.
+    """
+
+    top: int = 0
+    more: float = 0.0
+
+    def __post_init__(self):
+        if self.top < 0 or not self.more >= 0 or bool(self.top) != bool(self.more):
+            raise ValueError(
+                f"loss forward_kl: top and more are both 0 or both above 0, got top={self.top}, more={self.more}"
+            )
 
     def positions(self, target_logits, draft_logits, outside=None):
-        return _kl(_log_probs(target_logits), _log_probs(draft_logits))
+        log_p, log_q = _log_probs(target_logits), _log_probs(draft_logits)
+        if not self.top:
+            return _kl(log_p, log_q)
+        least = jax.lax.top_k(log_p, min(self.top, log_p.shape[-1]))[0][..., -1:]
+        return _kl(log_p, log_q, jnp.where(log_p >= least, 1 + self.more, 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +306,8 @@ def surprise(logits: Array, labels: Array) -> Array:
     return -jnp.take_along_axis(_log_probs(logits), labels[..., None], axis=-1)[..., 0]
 
 
-def _kl(log_a: Array, log_b: Array) -> Array:
-    """`sum_v a (log a - log b)`; a token that a never says does not count, not even in the gradient."""
+def _kl(log_a: Array, log_b: Array, weights: Array | float = 1.0) -> Array:
+    """`sum_v w a (log a - log b)`; a token that a never says does not count, not even in the gradient."""
     said = log_a > -jnp.inf
     log_a = jnp.where(said, log_a, 0.0)
-    return jnp.where(said, jnp.exp(log_a) * (log_a - jnp.where(said, log_b, 0.0)), 0.0).sum(axis=-1)
+    return jnp.where(said, weights * jnp.exp(log_a) * (log_a - jnp.where(said, log_b, 0.0)), 0.0).sum(axis=-1)

@@ -6,7 +6,7 @@ In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,12 +132,14 @@ class Guess:
       dist: from `inputs` of some slots to logits `[B, ..., U]`; it contains everything else that it depends on.
       steps: see above.
       weight: of its loss.
+      besides: `[B, W]`, another loss of every slot, with its weight; None: there is none.
     """
 
     inputs: PyTree
     dist: Callable[[PyTree], Array]
     steps: int
     weight: float
+    besides: Array | None = None
 
     @property
     def width(self) -> int:
@@ -153,31 +155,62 @@ class Guess:
         return jax.tree.map(pad, self.inputs)
 
 
-def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
+def score(
+    teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean, aligned: int = 0
+) -> tuple[Array, dict[str, Array]]:
     """The weighted losses of some guesses, one for each, and how often each would be accepted.
 
     A guess with `steps` s at slot t is compared with the target's distribution after token t + s, if token t + s + 1 is
     to be predicted and belongs to slot t's document. A token that the draft cannot say counts as a wrong guess.
+
+    Args:
+      teacher: the batch as the target reads it.
+      guesses: of depth 1, 2, ...
+      divergence: between a guess and the target's distribution.
+      mean: takes the means.
+      aligned: of every guess but the first, only those places count where the text's token was among so many likeliest
+        of the guess before, and where the place before counted in that guess (GRIFFIN, arXiv:2502.11018). 0: all count.
     """
     loss = jnp.zeros(())
     metrics = {}
     weight = jnp.zeros((), jnp.float32)
-    known, every = _compared(teacher, guesses, divergence)
+    known, every = _compared(teacher, guesses, divergence, aligned)
+    counted = jnp.ones(known.shape, bool)
     for number, (guess, told) in enumerate(zip(guesses, every, strict=True)):
         at = slice(guess.steps, guess.steps + guess.width)
-        numbers, (kept, agreed, said) = [x[:, at] for x in told[0]], (x[:, at] for x in (*told[1:], known))
-        due = teacher.batch.due(guess.steps + 1)[:, : guess.width]
-        loss += guess.weight * divergence.taken(tuple(numbers), due, mean, said)
+        here = jax.tree.map(lambda x, at=at: x[:, at], told)
+        said = known[:, at]
+        due = teacher.batch.due(guess.steps + 1)[:, : guess.width] & counted[:, at]
+        loss += guess.weight * divergence.taken(here.numbers, due, mean, said)
+        if guess.besides is not None:
+            loss += mean(guess.besides, due)
         if number == 0:
             weight = due.sum()
-        metrics[of_depth("acceptance", number)] = mean(kept, due)
-        metrics[f"agreement_{number + 1}"] = mean(agreed * said, due)
+        metrics[of_depth("acceptance", number)] = mean(here.kept, due)
+        metrics[f"agreement_{number + 1}"] = mean(here.agreed * said, due)
+        if told.found is not None:
+            counted = told.found & jnp.pad(counted[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     return loss, metrics | {"weight": weight}
 
 
-def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple[Array, list[Any]]:
-    """At the places `[B, T]` of the target's distributions: `Distribution.known`, and every guess's loss, acceptance
-    and agreement.
+class Told(NamedTuple):
+    """What a guess is worth at the places `[B, T]` of the target's distributions.
+
+    Attributes:
+      numbers: of the loss, see `Loss.numbers`.
+      kept: `acceptance`.
+      agreed: `agreement`.
+      found: whether the text's token is among the guess's likeliest; None if nobody asks.
+    """
+
+    numbers: tuple[Array, ...]
+    kept: Array
+    agreed: Array
+    found: Array | None
+
+
+def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss, aligned: int) -> tuple[Array, list[Told]]:
+    """`Distribution.known`, `[B, T]`, and what every guess is worth.
 
     Distributions are made for some slots at a time, the target's once for all guesses, and made again for the gradient. Only
     the target's over a small part of its tokens are kept, since the product with all of them would be most of the work.
@@ -193,10 +226,17 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
         for guess, own in zip(guesses, inputs[1], strict=True):
             q = guess.dist(own)
             kept = jax.lax.stop_gradient((acceptance(dist.logits, q, dist.outside), agreement(dist.logits, q)))
-            every.append((divergence.numbers(dist.logits, q, dist.outside, inputs[2]), *kept))
+            found = among_likeliest(q, inputs[2], aligned) if aligned else None
+            every.append(Told(divergence.numbers(dist.logits, q, dist.outside, inputs[2]), *kept, found))
         return dist.known, every
 
     return chunked(compare, inputs, size)
+
+
+def among_likeliest(logits: Array, labels: Array, count: int) -> Array:
+    """`[...]` bool, whether the columns `labels` `[...]` are among the `count` likeliest of logits `[..., U]`; no -1 is."""
+    own = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)
+    return (labels >= 0) & ((logits > own).sum(axis=-1) < count)
 
 
 def positions_at_a_time(batch: Batch) -> int:

@@ -39,7 +39,7 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "fspad", "mtp"])
 def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     """Distributions along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
     from specjax.objectives.base import Batch

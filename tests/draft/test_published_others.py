@@ -214,6 +214,8 @@ def test_the_drafter_by_the_names_of_tensors(tmp_path):
     layer = "layers.0.self_attn.q_proj.weight"
     known = {
         "eagle1": ("fc.weight", layer, "layers.0.mlp.up_proj.weight"),
+        "fspad": ("fc.fc.weight", "fc.mlp.gate_proj.weight", "fc.mlp.up_proj.weight", layer),
+        "griffin": ("fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight", layer),
         "eagle3": ("fc.weight", "midlayer.hidden_norm.weight"),
         "clover2": (layer, "layers.0.mlp.up_proj.weight", "clover_norm.weight"),
         "medusa": ("0.0.linear.weight",),

@@ -26,6 +26,8 @@ from specjax.draft import (
     DSpark,
     Eagle,
     Eagle3,
+    Fspad,
+    Griffin,
     Hydra,
     JetSpec,
     Kangaroo,
@@ -175,6 +177,8 @@ DRAFTERS = {
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
     "eagle3": Eagle3(TopK(k=2, depth=2, nodes=4), norm_before_fc=True),
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
+    "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
+    "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
@@ -236,14 +240,15 @@ def drafted(model, drafter, own):
 def check(got, wanted, k):
     """The same drafts, from the same features k times over."""
     np.testing.assert_array_equal(got[0], wanted[0])
-    many = np.tile(wanted[1], k)
+    vectors = np.asarray(wanted[1]).reshape(2, -1, PLAIN.hidden_size)  # FSPAD has two
+    many = np.tile(vectors, k).reshape(2, -1)
     np.testing.assert_allclose(got[1], many, rtol=1e-3, atol=1e-4 * np.abs(many).max(initial=0.0))
 
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated", "clover2",
-    "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
+    "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 

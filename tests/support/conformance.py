@@ -28,9 +28,11 @@ from specjax.draft import (
     Eagle,
     Eagle3,
     Forced,
+    Fspad,
     Gad,
     Gemma4Assistant,
     Goodput,
+    Griffin,
     Hydra,
     InputGuided,
     Jacobi,
@@ -184,6 +186,8 @@ DRAFTERS: dict[str, Drafter] = {
     "eagle3-top_k": Eagle3(
         TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True, norm_output=True
     ),
+    "fspad": Fspad(TopK(k=2, depth=2, nodes=5)),
+    "griffin": Griffin(TopK(k=2, depth=2, nodes=5)),
     "peagle": PEagle(Chain(3)),
     "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
     "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),

@@ -23,7 +23,9 @@ from specjax.draft import (
     DSpark,
     Eagle,
     Eagle3,
+    Fspad,
     Gemma4Assistant,
+    Griffin,
     Hydra,
     JetSpec,
     LSTMSpeculator,
@@ -38,6 +40,7 @@ from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
+from specjax.draft.griffin.objective import TrainGriffin
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.jetspec.objective import TrainJetSpec
 from specjax.draft.medusa import head_logits
@@ -63,6 +66,8 @@ OBJECTIVES = {
     "lstm_speculator": lambda ids: TrainLSTMSpeculator(LSTMSpeculator(heads=2, inner=24).bind(tiny.TARGET), ids),
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
+    "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
+    "griffin": lambda ids: TrainGriffin(Griffin().bind(tiny.TARGET), ids, **TrainGriffin.presets["stage2"]),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
     "dflash": lambda ids: TrainDFlash(
         DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
@@ -358,6 +363,10 @@ def test_presets_of_a_line():
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
     assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
+    hass = made("eagle1:preset=hass")
+    assert (hass.unroll, hass.decay, hass.detached, hass.divergence) == (3, 1.0, True, ForwardKL(10, 10.0))
+    assert made("eagle1:preset=hass", loss="forward_kl").divergence == ForwardKL() == made("eagle1").divergence
+    assert made("griffin").aligned == 0 and made("griffin:preset=stage2").aligned == 3
     assert made("dflash:preset=paper").divergence == CrossEntropy("text") != made("dflash").divergence
     paper = made("medusa:preset=paper")
     assert (paper.divergence, paper.decay) == (CrossEntropy("text"), 1.0) and made("medusa").decay == 0.8
@@ -391,7 +400,15 @@ def test_blocks_begin_where_the_next_token_is_learned():
 
 
 @pytest.mark.parametrize(
-    "fields", ({"unroll": 0}, {"noise": -1.0}, {"decay": -1.0}, {"feature_weight": -1.0}, {"distribution_weight": -1.0})
+    "fields",
+    (
+        {"unroll": 0},
+        {"noise": -1.0},
+        {"decay": -1.0},
+        {"aligned": -1},
+        {"feature_weight": -1.0},
+        {"distribution_weight": -1.0},
+    ),
 )
 def test_fields_out_of_range_are_said_without_the_target(fields):
     (name, value), *_ = fields.items()
@@ -414,6 +431,8 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
         "clover2",
         "gemma4_assistant",
         "ppd",
+        "fspad",
+        "griffin",
     ],
 )
 def test_no_weight_is_negative(name):

@@ -103,11 +103,11 @@ class Eagle(FeatureDrafter):
 
     def propose(self, params, draft, view, sampler):
         def grow(carry, level):
-            past, outputs = carry  # outputs of the last pair and of every scored node, [B, 1 + P, E]
-            features = jnp.take_along_axis(outputs, level.parent[:, :, None] + 1, axis=1)
+            past, outputs = carry  # outputs of the last pair and of every scored node, [B, 1 + P, F]
+            above = jnp.take_along_axis(outputs, level.parent[:, :, None] + 1, axis=1)
             positions = draft.length[:, None] + jnp.full(level.tokens.shape, level.depth - 1)
             block = Block(level.tokens, positions, draft.length, level.visible)
-            h, delta = self.reread(params, features, block, draft.cache, past)
+            h, delta = self.reread(params, above, block, draft.cache, past)
             carry = stack_past(past, delta), jnp.concatenate([outputs, h], axis=1)
             return carry, self.logits(params, h)
 
@@ -118,13 +118,17 @@ class Eagle(FeatureDrafter):
         return Proposal(tree, draft)
 
     def logits(self, params, h):
-        """The distribution `[B, T, U]` of a feature `[B, T, E]`, by the draft's own head or the target's."""
+        """The distributions `[B, T, U]` of outputs `[B, T, F]`, by the draft's own head or the target's."""
         return draft_logits(self.target, params, h)
 
-    def reread(self, params, features, block, cache, past):
-        """`read` over the head's own outputs in place of the target's features."""
-        return self.read(params, features, block, cache, past)
+    def fed(self, h):
+        """What the head reads of its own outputs `[B, T, F]` in the place of features: they predict these, `[B, T, E]`."""
+        return h
+
+    def reread(self, params, h, block, cache, past):
+        """`read` over the head's own outputs `[B, T, F]` in place of the target's features."""
+        return self.read(params, self.fed(h), block, cache, past)
 
     def hidden(self, carry):
-        """The features `[B, E]` from which the last distribution was computed."""
+        """The outputs `[B, F]` from which the last distribution was computed."""
         return carry[1][:, -1]

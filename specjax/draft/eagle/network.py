@@ -21,17 +21,21 @@ Array = jax.Array
 
 
 class EagleLayer(nnx.Module):
-    """A decoder layer without the norm before attention; both residuals stay."""
+    """A decoder layer without the norm before attention; both residuals stay.
 
-    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+    With two `outputs`, its MLP writes two vectors of the model's width, and each is added to the same residual (FSPAD).
+    """
+
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs, outputs: int = 1):
         self.attention = config.attention().build(config.hidden_size, dtype, rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm.eps, dtype)
-        self.mlp = config.dense.build(config.hidden_size, dtype, rngs)
+        self.mlp = config.dense.build(config.hidden_size, dtype, rngs, outputs * config.hidden_size)
+        self.outputs = outputs
 
     def __call__(self, x, rope, block, cache, past, positions):
         attended, kv = self.attention(x, rope, block, cache, past, positions)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), kv
+        return jnp.concatenate([x] * self.outputs, axis=-1) + self.mlp(self.mlp_norm(x)), kv
 
 
 class Eagle(nnx.Module):
@@ -73,7 +77,7 @@ class EagleHead:
         cache: KVCache | None,
         past: KVDelta | None = None,
     ) -> tuple[Array, KVDelta]:
-        """Predicted features `[B, T, E]` of pairs, and their part of the cache.
+        """The module's outputs `[B, T, F]` for pairs, predicted features, and the pairs' part of the cache.
 
         Args:
           params: from `init`; keys that belong to the draft's vocabulary or to its own embedding are ignored.

@@ -1,4 +1,4 @@
-"""The published layout of EAGLE-1 and EAGLE-2 (SafeAILab/EAGLE)."""
+"""The published layout of EAGLE-1 and EAGLE-2 (SafeAILab/EAGLE), and what is common to those of its descendants."""
 
 from typing import Any
 
@@ -8,8 +8,12 @@ from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width,
 from specjax.models.errors import ModelError
 
 
-def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an EAGLE-1 or EAGLE-2 head."""
+def layer_of(reader: Reader, config: dict[str, Any], target: Any) -> Any:
+    """The `ModelConfig` of a head's one layer, of the target's width; a file's copy of the embedding is checked.
+
+    Raises:
+      ModelError: for another width, vocabulary, embedding or number of layers, and for unknown flags.
+    """
     check_flags(reader, config, "bias")
     own = layer_config(reader, config, target)
     check_width(reader, own.hidden_size, target)
@@ -17,10 +21,16 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         raise ModelError(
             f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; only heads of one layer are supported"
         )
+    reader.check_copy("embed_tokens.weight", target)
+    return own
+
+
+def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of an EAGLE-1 or EAGLE-2 head."""
+    own = layer_of(reader, config, target)
     size = own.hidden_size
     fc = reader.linear("fc", 2 * size, size, bias=config.get("bias", True))
     fc.setdefault("bias", np.zeros((size,), np.float32))
-    reader.check_copy("embed_tokens.weight", target)
     return {"config": own}, {"fc": fc, "layer": reader.layer("layers.0", own, size)}
 
 

@@ -101,9 +101,9 @@ class Eagle3(Eagle):
     def read(self, params, features, block, cache, past=None):
         return super().read(params, self.head.fuse(params["draft"], features), block, cache, past)
 
-    def reread(self, params, features, block, cache, past):
-        features = self.head.norm(params["draft"], features) if self.norm_output else features
-        return super().read(params, features, block, cache, past)
+    def reread(self, params, h, block, cache, past):
+        h = self.head.norm(params["draft"], h) if self.norm_output else h
+        return super().read(params, h, block, cache, past)
 
     def logits(self, params, h):
         return super().logits(params, self.head.norm(params["draft"], h))

@@ -18,6 +18,7 @@ class TrainEagle3(TrainEagle):
     saved = ("taps", "layers", *SIZES, "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
     recipe = Recipe(0.5)
+    presets = {}
 
     unroll: int = 7
     feature_weight: float = 0.0

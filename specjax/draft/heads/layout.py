@@ -145,10 +145,17 @@ class Reader:
             made |= {n: self.scale(f"{at}.self_attn.{n}", own.head_dim) for n in ("q_norm", "k_norm")}
         return made
 
-    def layer(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
-        """A decoder layer without its first norm; `inputs` is the width that attention reads."""
+    def layer(self, at: str, config: Any, inputs: int, outputs: int = 1) -> dict[str, Any]:
+        """A decoder layer without its first norm.
+
+        Args:
+          at: the beginning of its tensors' names.
+          config: its `ModelConfig`.
+          inputs: the width that attention reads.
+          outputs: how many vectors of the layer's width its MLP writes.
+        """
         size, inner = config.hidden_size, config.dense.intermediate_size
-        wide = {"gate": (size, inner), "up": (size, inner), "down": (inner, size)}
+        wide = {"gate": (size, inner), "up": (size, inner), "down": (inner, outputs * size)}
         attention = self.attention(at, config, inputs)
         mlp = {n: self.linear(f"{at}.mlp.{n}_proj", *wide[n], bias=config.dense.bias) for n in _MLP}
         norm = self.scale(f"{at}.post_attention_layernorm", size)

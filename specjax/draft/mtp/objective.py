@@ -11,6 +11,7 @@ class TrainMTP(TrainEagle):
     """FastMTP (arXiv:2509.18362): one module for every depth, distributions alone, lower weights for later depths."""
 
     recipe = Recipe()
+    presets = {}
     saved = ("final_norm",)
 
     unroll: int = 3

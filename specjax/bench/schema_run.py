@@ -65,11 +65,12 @@ class Contestant:
             advance()
         return found
 
-    def said(self, texts: Sequence[Written]) -> str:
+    def said(self, texts: Sequence[Written], right: Sequence[bool]) -> str:
         """What a lap showed, in one line."""
         tokens, steps = sum(len(one.tokens) for one in texts), sum(one.steps for one in texts)
         kind = "constrained" if self.constrained else "free"
-        return f"{self.decoder}, {kind}: {tokens} tokens, {tokens / max(steps, 1):.2f} per step, {_speed(texts):.1f} per second"
+        shares = f"{tokens} tokens, {tokens / max(steps, 1):.2f} per step, {_speed(texts):.1f} per second"
+        return f"{self.decoder}, {kind}: {sum(right)} of {len(right)} valid, {shares}"
 
     def _run(self, requests: list[Any], batch_size: int) -> list[Written]:
         decoded, began = self.engine.timing.decode_seconds, time.perf_counter()
@@ -173,15 +174,15 @@ def _texts(options: BenchOptions, engines: dict[str, Any], made: list[Made]) -> 
     written, contestants = _contestants(options, engines, made)
     laps: list[list[list[Written]]] = [[] for _ in contestants]
     batches = -(-len(written) // options.batch_size)
+    limit = options.text_limit or suite.TEXT_LIMIT
+    checks = [suite.validator(one.schema) for one in written]
+    right = lambda lap: [check(one.text) and one.seconds <= limit for check, one in zip(checks, lap, strict=True)]
     with progress(options.repeats * batches * len(contestants)) as advance:
         for _ in range(options.repeats):
             for own, found in zip(contestants, laps, strict=True):
                 found.append(own.lap(options.batch_size, lambda own=own: advance(own.decoder)))
-                note(own.said(found[-1]))  # minutes of work, which the end of a run should not take with it
-    limit = options.text_limit or suite.TEXT_LIMIT
-    checks = [suite.validator(one.schema) for one in written]
-    in_time = lambda one: one.seconds <= limit
-    valid = [[check(one.text) and in_time(one) for check, one in zip(checks, found[0], strict=True)] for found in laps]
+                note(own.said(found[-1], right(found[-1])))  # minutes of work, which the end of a run should not take with it
+    valid = [right(found[0]) for found in laps]
     rows = _rows(contestants, laps, valid, written)
     first = next(i for i, own in enumerate(contestants) if own.constrained)
     good = {id(one) for one, right in zip(written, valid[first], strict=True) if right}

@@ -123,7 +123,7 @@ def test_the_suite(tmp_path, capsys):
     )
     status, report, lines = run("--compare", "--batch-size", 3)
     for decoder in ("none", "prompt_lookup+forced"):  # what a run that is stopped has shown
-        assert f"specjax: {decoder}, free: " in lines and f"specjax: {decoder}, constrained: " in lines
+        assert f"specjax: {decoder}, free: " in lines and f"specjax: {decoder}, constrained: 3 of 3 valid, " in lines
     assert status == 0 and "4 schemas, constraints json, at most 24 tokens, batch 3" in report["about"]
     overall, hard = report["datasets"]["overall"], report["datasets"]["Hard"]
     assert overall["declared"] == overall["empirical"] == 0.75 and overall["compliance"] == 1.0

@@ -8,6 +8,7 @@ ignored.
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from specjax.serve.record_bar import bar_fits
+from specjax.terminal import note
 from specjax.viz.data import survival
 
 Ids = tuple[int, ...]
@@ -245,11 +247,30 @@ def type_token_ratio(texts: Sequence[Sequence[int]]) -> float:
     return statistics.fmean(len({*end}) / len(end) for end in ends) if ends else 0.0
 
 
+def minutes(total: int, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Says on stderr how many of `total` laps are over, at most once in `every` seconds.
+
+    Args:
+      total: the number of laps.
+      every: seconds between two lines.
+      clock: tells the time in seconds.
+    """
+    done, told = itertools.count(1), [clock()]
+
+    def advance(name: str) -> None:
+        number, now = next(done), clock()
+        if now - told[0] >= every and number < total:
+            told[0] = now
+            note(f"bench: {number} of {total}, last {name}")
+
+    return advance
+
+
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of laps on a terminal; yields a function to be called with the contestant whose lap is over."""
+    """A bar of laps on a terminal, elsewhere a line a minute; yields a function to be called with whose lap is over."""
     if not bar_fits():
-        yield lambda name: None
+        yield minutes(total)
         return
     from rich.console import Console
     from rich.progress import Progress

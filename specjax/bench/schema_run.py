@@ -65,6 +65,12 @@ class Contestant:
             advance()
         return found
 
+    def said(self, texts: Sequence[Written]) -> str:
+        """What a lap showed, in one line."""
+        tokens, steps = sum(len(one.tokens) for one in texts), sum(one.steps for one in texts)
+        kind = "constrained" if self.constrained else "free"
+        return f"{self.decoder}, {kind}: {tokens} tokens, {tokens / max(steps, 1):.2f} per step, {_speed(texts):.1f} per second"
+
     def _run(self, requests: list[Any], batch_size: int) -> list[Written]:
         decoded, began = self.engine.timing.decode_seconds, time.perf_counter()
         records = list(self.engine.run(requests, batch_size=batch_size, capacity=self.capacity))
@@ -171,6 +177,7 @@ def _texts(options: BenchOptions, engines: dict[str, Any], made: list[Made]) -> 
         for _ in range(options.repeats):
             for own, found in zip(contestants, laps, strict=True):
                 found.append(own.lap(options.batch_size, lambda own=own: advance(own.decoder)))
+                note(own.said(found[-1]))  # minutes of work, which the end of a run should not take with it
     limit = options.text_limit or suite.TEXT_LIMIT
     checks = [suite.validator(one.schema) for one in written]
     in_time = lambda one: one.seconds <= limit

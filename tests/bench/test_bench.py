@@ -14,7 +14,7 @@ from specjax.bench import command, prompts
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
+from specjax.bench.run import Lap, PeerRow, Report, Row, measure, minutes, summarise
 from specjax.models import LlamaLM, llama_config
 from specjax.tasks import FAMILIES, generate
 
@@ -247,3 +247,11 @@ def test_bad_prompts_of_a_bench(words, capsys):
     assert "give --tasks or --input, not both" in capsys.readouterr().err
     assert cli.main(["bench", "--tasks", "json,frob"]) == 2
     assert "unknown family 'frob'" in capsys.readouterr().err
+
+
+def test_without_a_terminal_a_line_a_minute(capsys):
+    times = iter([0.0, 10.0, 61.0, 80.0, 130.0, 500.0])
+    advance = minutes(5, clock=lambda: next(times))
+    for name in ("none", "draft", "medusa", "none", "draft"):
+        advance(name)
+    assert capsys.readouterr().err == "specjax: bench: 2 of 5, last draft\nspecjax: bench: 4 of 5, last none\n"

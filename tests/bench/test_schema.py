@@ -116,8 +116,14 @@ def test_the_suite(tmp_path, capsys):
     files = {f"Easy/{name}.json": person(name) for name in ("name", "nick")}
     files |= {"Hard/a.json": {"schema": PERSON, "tests": TESTS}, "Hard/b.json": REFUSED}
     words = ["bench", "schema", "--input", folder(tmp_path, files), "--json", "--max-new-tokens", 24, "--repeats", 1]
-    run = lambda *more: (cli.main([*map(str, (*words, *more))]), json.loads(capsys.readouterr().out))
-    status, report = run("--compare", "--batch-size", 3)
+    run = lambda *more: (
+        cli.main([*map(str, (*words, *more))]),
+        json.loads((said := capsys.readouterr()).out),
+        said.err,
+    )
+    status, report, lines = run("--compare", "--batch-size", 3)
+    for decoder in ("none", "prompt_lookup+forced"):  # what a run that is stopped has shown
+        assert f"specjax: {decoder}, free: " in lines and f"specjax: {decoder}, constrained: " in lines
     assert status == 0 and "4 schemas, constraints json, at most 24 tokens, batch 3" in report["about"]
     overall, hard = report["datasets"]["overall"], report["datasets"]["Hard"]
     assert overall["declared"] == overall["empirical"] == 0.75 and overall["compliance"] == 1.0
@@ -131,14 +137,14 @@ def test_the_suite(tmp_path, capsys):
     assert plain["over_free"] > 0 < drafted["over_free"] and plain["seconds_per_token"] > 0
     assert rows["none", False]["forced"] is rows["none", False]["over_free"] is None
     pytest.importorskip("llguidance")
-    status, report = run("--coverage", "--alone", "llguidance,outlines-core")
+    status, report, _ = run("--coverage", "--alone", "llguidance,outlines-core")
     engines = report["alone"]
     assert list(engines) == ["json", "llguidance", "outlines-core"] and engines["json"]["refused"] == {"not": 1}
     assert engines["json"]["wrong"] == 0
     for engine in engines.values():
         assert engine["timed"] >= 3 and 0 < engine["token_seconds"] < 1
         assert engine["declared"] >= 0.75 and engine["compile_seconds"]["median"] > 0
-    status, report = run("--kind", "grammar", "--coverage")
+    status, report, _ = run("--kind", "grammar", "--coverage")
     assert status == 0 and report["rows"] == [] and report["datasets"]["Easy"]["declared"] == 1.0
     assert cli.main([*map(str, words[:-5]), "--coverage"]) == 0
     assert "refused: not 1" in capsys.readouterr().out

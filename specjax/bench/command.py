@@ -13,9 +13,11 @@ from specjax.bench.options import BenchOptions
 from specjax.bench.peers import PEERS, peers_of
 from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import Contestant, Ours, Theirs, measure, progress, summarise
+from specjax.bench.weights_read import weights_read
 from specjax.jobs import jsonl
 from specjax.models import DEFAULT_MODEL
 from specjax.serve.options import check_least
+from specjax.speculative import Speculative
 from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.files import check_plot
 
@@ -32,7 +34,8 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     with progress(len(contestants) * (options.repeats + 1)) as advance:
-        report = summarise(measure(contestants, options.repeats, advance), peers, about, bool(options.temperature))
+        laps = measure(contestants, options.repeats, advance)
+    report = summarise(laps, peers, about, bool(options.temperature), weights_of(contestants))
     if options.json:
         said = {} if options.widen is None else {"about": report.about}
         write(jsonl.dumps(report.to_json() | said) + "\n")
@@ -96,6 +99,17 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
         f"{drawn}, batch {options.batch_size}, median of {options.repeats}"
     )
     return contestants, peers, about, skipped
+
+
+def weights_of(contestants: dict[str, Contestant]) -> dict[str, float]:
+    """Bytes of weights that a step of our speculative decoders reads, by name, as far as they are known."""
+    engines = {name: one.engine for name, one in contestants.items() if isinstance(one, Ours)}
+    found = {
+        name: weights_read(engine.decoder, engine.params)
+        for name, engine in engines.items()
+        if isinstance(engine.decoder, Speculative)
+    }
+    return {name: read for name, read in found.items() if read}
 
 
 def _most(options: BenchOptions) -> str:

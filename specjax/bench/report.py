@@ -1,6 +1,6 @@
 """A bench as a table and as a picture."""
 
-from specjax.bench.run import Report
+from specjax.bench.run import WINDOW, Report
 
 DEPTHS = 8
 """The most depths of acceptance in the table: a diffusion model has as many as its block has positions."""
@@ -13,7 +13,10 @@ def table(report: Report) -> None:
 
     rows = Table(title=report.about, title_justify="left")
     rows.add_column("decoder", overflow="fold")
-    for name in ("tokens/step", "tokens/s", "ratio\nto plain", "step\nratio", "identical\ntext"):
+    bound = any(row.mbsu is not None for row in report.rows)
+    if_bound = lambda cell: [cell] if bound else []
+    names = ("tokens/\nstep", *if_bound("MBSU"), "tokens/s", "ratio\nto plain", "step\nratio", "identical\ntext")
+    for name in names:
         rows.add_column(name, justify="right", no_wrap=True)  # on a narrow terminal, the other columns wrap
     rows.add_column("accepted\nby depth", justify="right")
     for row in report.rows:
@@ -21,6 +24,7 @@ def table(report: Report) -> None:
         rows.add_row(
             row.decoder,
             f"{row.tokens_per_step:.2f}",
+            *if_bound("" if row.mbsu is None else f"{row.mbsu:.2f}"),
             f"{row.tokens_per_second:.1f}",
             f"{row.ratio_to_plain:.2f}",
             f"{row.step_ratio:.2f}",
@@ -31,11 +35,14 @@ def table(report: Report) -> None:
     for peer in report.peers:
         same = {True: "yes", False: "no", None: ""}[peer.identical_text]
         ratio = f"{peer.tokens_per_second / plain:.2f}"
-        rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same, "")
+        cells = f"{peer.tokens_per_second:.1f}", ratio, "", same, ""
+        rows.add_row(f"{peer.peer} {peer.mode}", "", *if_bound(""), *cells)
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has no width limit
         console.width = 1000
     console.print(rows)
+    share = report.rows[0].type_token_ratio
+    console.print(f"of the last {WINDOW} tokens of {report.rows[0].decoder}'s texts, {share:.0%} are different ones")
 
 
 def plot(report: Report, path: str) -> None:

@@ -11,7 +11,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from specjax.serve.record_bar import bar_fits
@@ -19,6 +20,9 @@ from specjax.terminal import note
 from specjax.viz.data import survival
 
 Ids = tuple[int, ...]
+
+WINDOW = 96
+"""The last tokens of a text that its diversity is taken of, as in the published code of hyperfitting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +122,9 @@ class Row:
       identical_text: whether every token equals plain decoding's.
       acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens (for diffusion: committed so
         many).
+      mbsu: the memory-bound speed-up (arXiv:2403.00858): its tokens per step over the weights that a step reads, as
+        multiples of what a plain step reads. None if that is unknown.
+      type_token_ratio: how many of the last tokens of a text are different ones, as a share; see `type_token_ratio`.
     """
 
     decoder: str
@@ -127,6 +134,8 @@ class Row:
     step_ratio: float
     identical_text: bool
     acceptance_by_depth: tuple[float, ...]
+    mbsu: float | None = None
+    type_token_ratio: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +190,22 @@ def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[
     return laps
 
 
-def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str, drawn: bool = False) -> Report:
+def summarise(
+    laps: dict[str, list[Lap]],
+    peers: dict[str, tuple[str, str]],
+    about: str,
+    drawn: bool = False,
+    weights: Mapping[str, float] = MappingProxyType({}),
+) -> Report:
     """Rows from laps; the first is plain decoding.
 
-    `peers` maps a contestant to its peer and mode. `drawn` says that tokens were sampled, so that a peer's differ."""
+    Args:
+      laps: by contestant.
+      peers: maps a contestant to its peer and mode.
+      about: the setting in words.
+      drawn: whether tokens were sampled, so that a peer's differ.
+      weights: bytes of weights that a step reads, by contestant, as far as they are known.
+    """
     base = next(iter(laps))
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     step = {
@@ -193,15 +214,18 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
     plain = laps[base][0].tokens
     same = {name: all(lap.tokens == plain for lap in own) for name, own in laps.items()}
     ours = [name for name in laps if name not in peers]
+    per_step = {name: laps[name][0].count / max(laps[name][0].steps, 1) for name in ours}
     rows = [
         Row(
             decoder=name,
-            tokens_per_step=round(laps[name][0].count / max(laps[name][0].steps, 1), 4),
+            tokens_per_step=round(per_step[name], 4),
             tokens_per_second=round(speed[name], 2),
             ratio_to_plain=round(speed[name] / speed[base], 4),
             step_ratio=round(step[name] / step[base], 4),
             identical_text=same[name],
             acceptance_by_depth=survival(laps[name][0].accepted),
+            mbsu=round(per_step[name] * weights[base] / weights[name], 4) if {base, name} <= weights.keys() else None,
+            type_token_ratio=round(type_token_ratio(laps[name][0].tokens), 4),
         )
         for name in ours
     ]
@@ -209,6 +233,18 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
         PeerRow(*peers[name], round(speed[name], 2), None if drawn else same[name]) for name in laps if name in peers
     ]
     return Report(rows, others, about)
+
+
+def type_token_ratio(texts: Sequence[Sequence[int]]) -> float:
+    """The share of different tokens among the last `WINDOW` of a text, averaged over texts that have any.
+
+    Greedy text that repeats itself has a low one (hyperfitting, arXiv:2412.04318). 0 if no text has a token.
+
+    >>> type_token_ratio([[1, 2, 1, 2], [7], []])
+    0.75
+    """
+    ends = [text[-WINDOW:] for text in texts if len(text)]
+    return statistics.fmean(len({*end}) / len(end) for end in ends) if ends else 0.0
 
 
 def minutes(total: int, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:

@@ -19,7 +19,7 @@ from specjax.models import LlamaLM, llama_config
 from specjax.tasks import FAMILIES, generate
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
-ROW += ["acceptance_by_depth"]
+ROW += ["acceptance_by_depth", "mbsu", "type_token_ratio"]
 PEER = ["peer", "mode", "tokens_per_second", "identical_text"]
 
 
@@ -45,14 +45,16 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     untrained = [
         "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi",
     ]  # fmt: skip
-    assert names == ["none", *untrained, "small_cache", "lookahead"]
+    assert names == ["none", *untrained, "small_cache", "lookahead", "switch"]
     assert "left out draft: the draft model has 1536 tokens and the target 32" in err
     assert "left out medusa: tiny-medusa was trained for the target 'tiny'" in err
     assert "left out swift: " in err  # this target has too few layers
     for row in content["rows"]:
         assert list(row) == ROW and row["identical_text"] is True and row["tokens_per_second"] > 0
     plain = content["rows"][0]
-    assert plain["tokens_per_step"] == plain["ratio_to_plain"] == plain["step_ratio"] == 1.0
+    assert plain["tokens_per_step"] == plain["ratio_to_plain"] == plain["step_ratio"] == plain["mbsu"] == 1.0
+    look_up = content["rows"][1]  # which reads no weights beside the target's
+    assert look_up["mbsu"] == pytest.approx(look_up["tokens_per_step"], rel=0.2), "nothing but rows of the table"
 
 
 @pytest.mark.slow
@@ -135,9 +137,9 @@ def test_accounting():
         {"them": ("peer", "greedy")},
         "about",
     )
-    assert report.rows[0] == Row("none", 1.0, 2.0, 1.0, 1.0, True, (0.6667,))
-    assert report.rows[1] == Row("fast", 2.0, 8.0, 4.0, 1.0, True, (0.6667,))
-    assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False, (0.6667,))
+    assert report.rows[0] == Row("none", 1.0, 2.0, 1.0, 1.0, True, (0.6667,), None, 1.0)
+    assert report.rows[1] == Row("fast", 2.0, 8.0, 4.0, 1.0, True, (0.6667,), None, 1.0)
+    assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False, (0.6667,), None, 1.0)
     assert report.peers == [PeerRow("peer", "greedy", 1.0, True)]
     assert len(report.rows) == 3 and isinstance(report, Report)
 
@@ -149,9 +151,9 @@ def test_many_depths_leave_the_figures_their_place(width, capsys, monkeypatch):
         monkeypatch.setattr(Console, "is_terminal", True)
         monkeypatch.setenv("COLUMNS", str(width))
     shares = tuple(1 - i / 32 for i in range(32))
-    reporting.table(Report([Row("threshold/prefix", 3.25, 4321.5, 12.75, 0.5, False, shares)], [], "about"))
+    reporting.table(Report([Row("threshold/prefix", 3.25, 4321.5, 12.75, 0.5, False, shares, 2.25, 0.5)], [], "about"))
     out = capsys.readouterr().out
-    assert all(word in out for word in ("3.25", "4321.5", "12.75", "0.50", "no", "1.00", "0.97"))
+    assert all(word in out for word in ("3.25", "2.25", "4321.5", "12.75", "0.50", "no", "1.00", "0.97", "50% are"))
     assert width or "threshold/prefix" in out
     assert "0.78" in out and "..." in out and "0.75" not in out, "eight of them"
     assert width is None or all(len(row) <= width for row in out.splitlines() if row.startswith("│"))
@@ -181,6 +183,7 @@ def test_widened_decoders_write_the_same_text(words, capsys):
     assert cli.main([*words, *options]) == 0
     content = json.loads(capsys.readouterr().out)
     assert all(row["identical_text"] for row in content["rows"]) and content["rows"][1]["tokens_per_step"] > 2
+    assert 0 < content["rows"][1]["mbsu"] < 1, "a draft model of the target's own size"
     lm = LlamaLM(llama_config(32, 32, 32, 1, 4, 2, 8))
     millions = sum(x.size for x in jax.tree.leaves(lm.abstract())) / 1e6
     assert content["about"].startswith(f"toy widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32")

@@ -18,6 +18,7 @@ from specjax.models import LlamaLM
 from specjax.objectives import teacher
 from specjax.objectives.next_token import NextToken
 from specjax.serve.engine import Engine
+from specjax.train.loop import Run
 
 SHAPES = {"llama": tiny.TARGET, "qwen3": LlamaLM(changed(tiny.TARGET.config, qk_norm=True, tie_word_embeddings=True))}
 CONFIG = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -98,8 +99,8 @@ def files(tmp_path_factory):
 
 def train(files, out, *words):
     """Runs the command with few short rows, and gives its status."""
-    words = ["train", "lm", "--target", files / "target", "--output", out, *words]
-    words += ["--batch-size", 2, "--length", 24, "--checkpoint-every", 1000]
+    given = ["train", "lm", "--target", files / "target", "--output", out]
+    words = [*given, "--batch-size", 2, "--length", 24, "--checkpoint-every", 1000, *words]
     return cli.main([str(word) for word in words])
 
 
@@ -146,6 +147,25 @@ def test_a_draft_model_is_pretrained_and_then_learns_what_the_target_writes(file
     drafter, params = build_drafter(f"draft:model={third}", models.load(files / "target"))
     assert drafter.lm == models.load(first).lm
     assert (params["embed"]["embedding"] != models.load(second).params["embed"]["embedding"]).any()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on(files, tmp_path, monkeypatch):
+    words = ["--draft", files / "draft", "--data", files / "other.jsonl", "--held-out", files / "data.jsonl"]
+    words += ["--steps", 4, "--checkpoint-every", 2]
+    assert train(files, tmp_path / "whole", *words) == 0
+    save = Run.save
+
+    def killed(run, state, position):
+        save(run, state, position)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", killed)
+        assert train(files, tmp_path / "stopped", *words) == 130
+    assert len(records(tmp_path / "stopped")) == 2
+    assert train(files, tmp_path / "stopped", *words, "--resume") == 0
+    assert records(tmp_path / "stopped") == records(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def drafters() -> Iterator[tuple[str, ...]]:
     greedy, sampled = (
         measured(f"joined/{name}.json", "decoder", "tokens_per_step")
         | measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
+        | measured(f"drafters/later_{name}.json", "decoder", "tokens_per_step")
         | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
         for name in ("greedy", "sampled")
     )
@@ -409,7 +410,11 @@ def shipped_heads() -> Iterator[tuple[str, ...]]:
         for target, folder in (("tiny", "drafters"), ("smollm2", "smollm2"))
     }
     figures = {
-        "tiny": [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")],
+        "tiny": [
+            measured(f"drafters/later_{name}.json", "decoder", "tokens_per_step")
+            | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
+            for name in ("greedy", "sampled")
+        ],
         "smollm2": [spec_bench("one_row"), {}],
     }
     yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"

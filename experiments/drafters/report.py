@@ -63,9 +63,28 @@ def before() -> str:
     return "\n".join(lines)
 
 
+def later() -> str:
+    """What was measured beside other work: no speeds."""
+    greedy, sampled = (json.loads((HERE / f"later_{name}.json").read_text())["rows"] for name in ("greedy", "sampled"))
+    assert all(row["identical_text"] for row in (*greedy, *sampled))
+    accepted = "accepted at least 1, 2, 3 ..."
+    lines = [
+        f"| drafter | tokens per step, greedy | {accepted} | at temperature 1 | {accepted} |",
+        "|---|---|---|---|---|",
+    ]
+    for rows in zip(greedy, sampled, strict=True):
+        assert rows[0]["decoder"] == rows[1]["decoder"]
+        told = [
+            f"{row['tokens_per_step']:.2f} | {' '.join(f'{share:.2f}' for share in row['acceptance_by_depth'])}"
+            for row in rows
+        ]
+        lines.append(f"| `{rows[0]['decoder']}` | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    own = {"trees": trees, "before": before}
+    own = {"trees": trees, "before": before, "later": later}
     made = lambda name: own[name]() if name in own else table(name)
     new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)

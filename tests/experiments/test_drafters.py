@@ -15,7 +15,7 @@ def test_the_page_says_what_the_reports_do():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("kangaroo", "mtp", "dflash", "dspark", "peagle", "ppd", "clover2"))
+@pytest.mark.parametrize("name", ("kangaroo", "mtp", "dflash", "dspark", "peagle", "ppd", "clover2", "fspad"))
 def test_shipped_heads_draft_for_the_target(name):
     """By their names alone: plain decoding's text, in a good deal fewer steps."""
     target = models.load("tiny", dtype="float32")

@@ -77,15 +77,18 @@ def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
     return {name: found(entry) for name, entry in entries.items()}
 
 
+def tokens_per_step(sampling: str) -> dict[str, float]:
+    """Of every drafter that was measured on `tiny`, `greedy` or `sampled`; of several figures the one of the common run."""
+    found: dict[str, float] = {}
+    later = (f"drafters/{name}_{sampling}" for name in ("halves", "later", "speculators"))
+    for file in (f"joined/{sampling}", f"lookups/{sampling}", *later, f"drafters/{sampling}"):
+        found |= measured(f"{file}.json", "decoder", "tokens_per_step")
+    return found
+
+
 def drafters() -> Iterator[tuple[str, ...]]:
     """Every drafter but the one that drafts nothing, with tokens per step, greedy and at temperature 1."""
-    greedy, sampled = (
-        measured(f"joined/{name}.json", "decoder", "tokens_per_step")
-        | measured(f"lookups/{name}.json", "decoder", "tokens_per_step")
-        | measured(f"drafters/later_{name}.json", "decoder", "tokens_per_step")
-        | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
-        for name in ("greedy", "sampled")
-    )
+    greedy, sampled = map(tokens_per_step, ("greedy", "sampled"))
     entries = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
     yield "name", "drafts with", "needs", "tokens per step, greedy", "at temperature 1", "source"
     for name, entry in entries.items():
@@ -410,11 +413,7 @@ def shipped_heads() -> Iterator[tuple[str, ...]]:
         for target, folder in (("tiny", "drafters"), ("smollm2", "smollm2"))
     }
     figures = {
-        "tiny": [
-            measured(f"drafters/later_{name}.json", "decoder", "tokens_per_step")
-            | measured(f"drafters/{name}.json", "decoder", "tokens_per_step")
-            for name in ("greedy", "sampled")
-        ],
+        "tiny": [tokens_per_step("greedy"), tokens_per_step("sampled")],
         "smollm2": [spec_bench("one_row"), {}],
     }
     yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"

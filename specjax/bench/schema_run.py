@@ -181,7 +181,9 @@ def _texts(options: BenchOptions, engines: dict[str, Any], made: list[Made]) -> 
         for _ in range(options.repeats):
             for own, found in zip(contestants, laps, strict=True):
                 found.append(own.lap(options.batch_size, lambda own=own: advance(own.decoder)))
-                note(own.said(found[-1], right(found[-1])))  # minutes of work, which the end of a run should not take with it
+                note(
+                    own.said(found[-1], right(found[-1]))
+                )  # minutes of work, which the end of a run should not take with it
     valid = [right(found[0]) for found in laps]
     rows = _rows(contestants, laps, valid, written)
     first = next(i for i, own in enumerate(contestants) if own.constrained)

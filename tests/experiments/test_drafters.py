@@ -15,7 +15,7 @@ def test_the_page_says_what_the_reports_do():
 
 
 HEADS = (
-    "kangaroo", "mtp", "dflash", "dspark", "jetspec", "peagle", "ppd", "clover2", "mlp_speculator", "lstm_speculator",
+    "kangaroo", "mtp", "dflash", "dspark", "jetspec", "peagle", "ppd", "clover2", "mlp_speculator", "lstm_speculator", "fspad",
 )  # fmt: skip
 
 

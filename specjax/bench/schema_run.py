@@ -173,18 +173,18 @@ def _texts(options: BenchOptions, engines: dict[str, Any], made: list[Made]) -> 
     """Texts of all contestants, and what they show."""
     written, contestants = _contestants(options, engines, made)
     laps: list[list[list[Written]]] = [[] for _ in contestants]
+    rights: list[list[list[bool]]] = [[] for _ in contestants]
     batches = -(-len(written) // options.batch_size)
     limit = options.text_limit or suite.TEXT_LIMIT
     checks = [suite.validator(one.schema) for one in written]
     right = lambda lap: [check(one.text) and one.seconds <= limit for check, one in zip(checks, lap, strict=True)]
     with progress(options.repeats * batches * len(contestants)) as advance:
         for _ in range(options.repeats):
-            for own, found in zip(contestants, laps, strict=True):
+            for own, found, told in zip(contestants, laps, rights, strict=True):
                 found.append(own.lap(options.batch_size, lambda own=own: advance(own.decoder)))
-                note(
-                    own.said(found[-1], right(found[-1]))
-                )  # minutes of work, which the end of a run should not take with it
-    valid = [right(found[0]) for found in laps]
+                told.append(right(found[-1]))
+                note(own.said(found[-1], told[-1]))  # minutes of work, which the end of a run should not take with it
+    valid = [told[0] for told in rights]
     rows = _rows(contestants, laps, valid, written)
     first = next(i for i, own in enumerate(contestants) if own.constrained)
     good = {id(one) for one, right in zip(written, valid[first], strict=True) if right}

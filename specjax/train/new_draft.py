@@ -1,12 +1,12 @@
 """Draft models before training: new ones, from the `config.json` of `--draft-config`, and what earlier ones must be."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from specjax.draft import ModelDrafter
 from specjax.draft.compact import CompactLM
 from specjax.draft.heads.compact_folder import compact_folder
+from specjax.models.json_file import parsed
 
 
 def new_draft(file: str, target: Any, kept: int = 0) -> Any:
@@ -20,7 +20,7 @@ def new_draft(file: str, target: Any, kept: int = 0) -> Any:
     from specjax.models import LlamaLM, hf_config
 
     try:
-        given = json.loads(Path(file).read_text())
+        given = parsed(Path(file).read_bytes())
     except OSError as error:
         raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
     except ValueError as error:

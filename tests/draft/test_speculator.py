@@ -272,6 +272,9 @@ def test_a_file_may_have_a_prefix_and_copies(case, tmp_path):
         ("ibm", {"vocab_size": 7}, None, "the head reads 7 tokens, 'toy' has 5: it belongs to another target"),
         ("ibm", {"inner_dim": 0}, None, r"emb.0.weight has shape \[5, 4\], expected \[5, 6\]"),
         ("ibm", {"n_predict": 0}, None, "n_predict is 0, and a head drafts at least one token"),
+        ("ibm", {"n_predict": "three"}, None, "n_predict is 'three', and a head drafts at least one token"),
+        ("ibm", {"emb_dim": None}, None, "emb_dim must be a width, not None"),
+        ("arctic, sum_rnn", {"inner_dim": "wide"}, None, "inner_dim must be a width, not 'wide'"),
         ("ibm", {"frob": 1}, None, "unknown flag 'frob'"),
         (
             "ibm, tied",

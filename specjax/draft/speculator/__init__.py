@@ -1,7 +1,7 @@
 """Recurrent speculators: small networks that go on from the target's last feature, token by token.
 
 `mlp_speculator` is IBM's (Wertheimer et al. 2024, arXiv:2404.19124), `lstm_speculator` is Snowflake's. Both read the target's
-features after its final norm, as the code of IBM, vLLM and Snowflake does.
+features after its final norm, as the code of IBM and Snowflake does.
 """
 
 import abc

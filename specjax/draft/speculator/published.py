@@ -1,4 +1,4 @@
-"""Published speculators: IBM's (foundation-model-stack/fms-extras, vLLM) and Snowflake's (ArcticTraining, ArcticInference).
+"""Published speculators: IBM's (foundation-model-stack/fms-extras) and Snowflake's (ArcticTraining, ArcticInference).
 
 Files name a step's part `emb.0.weight`, or `emb.0.0.weight` where it is the first of a sequence. What steps share is
 written once, or once for each step.
@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.draft.heads.layout import Layout, Reader, Sure, check_flags, check_width
 from specjax.models.errors import ModelError
+from specjax.models.fields import is_size
 
 _FLAGS = (
     "n_predict", "n_candidates", "num_lookahead_tokens", "top_k_tokens_per_head", "emb_dim", "inner_dim", "proj_dim",
@@ -114,9 +115,9 @@ def _sizes(reader: Reader, config: dict[str, Any], target: Any, method: str) -> 
         raise ModelError(f"{reader.file}: the head's method {said!r} {kind}, and {_OF[method]} reads {method!r}")
     if "n_predict" not in config:
         raise ModelError(f"{reader.file}: n_predict is missing, the number of tokens that the head drafts")
-    heads, vocab = int(config["n_predict"]), target.lm.vocab_size
-    if heads < 1:
-        raise ModelError(f"{reader.file}: n_predict is {heads}, and a head drafts at least one token")
+    heads, vocab = config["n_predict"], target.lm.vocab_size
+    if not is_size(heads):
+        raise ModelError(f"{reader.file}: n_predict is {heads!r}, and a head drafts at least one token")
     if config.get("vocab_size", vocab) != vocab:
         raise ModelError(
             f"{reader.file}: vocab_size: the head reads {config['vocab_size']} tokens, {target.name!r} has {vocab}: it "
@@ -144,7 +145,10 @@ def _dim(reader: Reader, config: dict[str, Any], key: str, default: Any = None) 
     parts = value if isinstance(value, list) else str(value).split(".")
     if len(parts) != 1:
         raise ModelError(f"{reader.file}: {key} is {value!r}: only heads with one layer in each step are read")
-    return int(parts[0])
+    width = str(parts[0])
+    if not width.isdecimal():
+        raise ModelError(f"{reader.file}: {key} must be a width, not {value!r}")
+    return int(width)
 
 
 def _shared(own: Sizes, apart: int = 0) -> list[list[int]]:

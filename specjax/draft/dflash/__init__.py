@@ -104,7 +104,7 @@ class DFlash(FeatureDrafter):
         if self.expander.depth > self.drafts:
             raise ValueError(
                 f"{name}: a block of {self.block} drafts {self.drafts} tokens, and the tree is {self.expander.depth} deep: "
-                f"choose one of at most {self.drafts} levels (length={self.drafts})"
+                f"choose one of at most {self.drafts} levels (length={self.drafts}), or depth={self.drafts} of a tree"
             )
         return dataclasses.replace(
             self, config=own, layers=own.num_hidden_layers, taps=taps, target=target, **sizes(own)

@@ -88,7 +88,8 @@ def one_drafter(options: BenchOptions) -> str:
     if len(asked) != 1 or options.decode:
         raise ValueError("the suite tree measures one drafter: give --drafter LINE once, and no --decode")
     entry = DRAFTERS.get(read_line(asked[0]).name)
-    able = [name for name, entry in DRAFTERS.items() if entry.expander or entry.fields.keys() & {"tree", "trees"}]
+    drawn = lambda entry: any(isinstance(entry.fields.get(name), str) for name in ("tree", "trees"))  # not a flag
+    able = [name for name, entry in DRAFTERS.items() if entry.expander or drawn(entry)]
     if entry is None or read_line(asked[0]).name not in able:
         raise ValueError(
             f"--drafter {asked[0]}: the suite tree is for drafters with a tree of one shape: {', '.join(able)}"

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.lm import LM, inputs
-from specjax.models.paired import answered
+from specjax.lm import LM, answered, inputs
 from specjax.warpers.lists import tokens
 
 Array = jax.Array

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.lm import LM, Block, Output, Source, Wants
+from specjax.lm import LM, Block, Source, Wants, answered
 from specjax.pretty import Pretty
 
 Array = jax.Array
@@ -176,13 +176,3 @@ class Paired(abc.ABC):
 
     def unembed(self, params, h):
         return self.lm.unembed(self.own(params), h)
-
-
-def answered(output: Output, scores: Array, wants: Wants, draw: Any) -> Output:
-    """The requested outputs for these scores `[B, T, V]`."""
-    return dataclasses.replace(
-        output,
-        logits=scores if wants.logits else None,
-        topk=jax.lax.top_k(scores, wants.topk) if wants.topk else None,
-        draw=draw(scores) if wants.draw and draw is not None else None,
-    )

@@ -486,6 +486,44 @@ def inputs(lm: LM, params: PyTree, block: Block) -> Float[Array, "B T E"]:
     return h
 
 
+def answered(output: Output, logits: Float[Array, "B T V"], wants: Wants, draw: Draw | None) -> Output:
+    """An output with what was asked of its logits: themselves, the largest ones, or drawn tokens.
+
+    Args:
+      output: the rest of what the pass gives, its `delta` above all.
+      logits: `[B, T, V]` float32.
+      wants: what was asked.
+      draw: as the pass was given it.
+    """
+    return dataclasses.replace(
+        output,
+        logits=logits if wants.logits else None,
+        topk=jax.lax.top_k(logits, wants.topk) if wants.topk else None,
+        draw=draw(logits) if wants.draw and draw is not None else None,
+    )
+
+
+def check_answered(lm: Any, output: Output, wants: Wants) -> Output:
+    """The output, if it has what was asked of a pass.
+
+    Raises:
+      ValueError: naming what it lacks.
+    """
+    asked = {
+        "logits": wants.logits,
+        "topk": wants.topk,
+        "draw": wants.draw,
+        "hidden": wants.hidden,
+        "final": wants.final,
+    }
+    if lacking := [name for name, value in asked.items() if value and getattr(output, name) is None]:
+        raise ValueError(
+            f"a pass of {type(lm).__name__} gives no `{lacking[0]}`, which this way of decoding needs: end it with "
+            "`specjax.lm.answered`, which gives `logits`, `topk` and `draw`, or take another drafter"
+        )
+    return output
+
+
 def check_both_ways(lm: Any, what: str) -> None:
     """Raises ValueError if layers of an LM keep a running state, which `what` cannot use since it reads a text both ways."""
     config = getattr(lm, "config", None)

@@ -16,7 +16,7 @@ from specjax.decoder import Decoder, Needs
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.kernels.kv_commit.xla import SHORT, laid_over
-from specjax.lm import LM, Block, Output, Source, Wants, dtype_of, encodes
+from specjax.lm import LM, Block, Output, Source, Wants, check_answered, dtype_of, encodes
 from specjax.names import named
 from specjax.pretty import Pretty
 from specjax.prompts import Prompts
@@ -411,6 +411,7 @@ class Speculative(Decoder[DecodeState]):
             output = self.target(
                 params["target"], part.block(view), view.cache, wants=wants, draw=draw, partial=part.partial
             )
+            output = check_answered(self.target, output, wants)
             if rung == nodes:
                 return output
             pad = lambda x: jnp.pad(x, ((0, 0), (0, nodes - rung)) + ((0, 0),) * (x.ndim - 2))

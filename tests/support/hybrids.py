@@ -5,9 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 from support import small_target
 
-from specjax.lm import BaseLM, Block, Output, inputs
+from specjax.lm import BaseLM, Block, Output, answered, inputs
 from specjax.models import LlamaLM, StateMixerConfig
-from specjax.models.paired import answered
 from specjax.models.states.gated_delta import GatedDeltaConfig
 from specjax.models.states.kda import KimiDeltaConfig
 from specjax.models.states.lightning import LightningConfig

@@ -1,10 +1,12 @@
 """A job's input and output: lines in files of several kinds, standard input, and checks before any work."""
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
-from specjax.jobs import gzipped, jsonl, parquet, urls
+from specjax.jobs import batch_api, gzipped, jsonl, parquet, urls
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check
 from specjax.jobs.work import FromLines, check_lines
@@ -21,33 +23,46 @@ def packed(path: str | None) -> ModuleType | None:
     return next((kind for ending, kind in PACKED.items() if path is not None and path.endswith(ending)), None)
 
 
-def journal(output: str) -> str:
-    """The file to which records are appended: for a type that can only be written as a whole, a file of JSON lines
-    beside it; for a URL, one in the user's cache folder."""
+class Writer(Protocol):
+    """Writes an output as a whole from the records of a job."""
+
+    def write(self, path: str | os.PathLike[str], journal: str | os.PathLike[str], /) -> None: ...
+
+
+def journal(output: str, form: str | None = None) -> str:
+    """The file to which records are appended: for a type or `--format` that can only be written as a whole, a file of JSON
+    lines beside it; for a URL, one in the user's cache folder."""
+    if form is not None:
+        return batch_api.journal(output)
     if is_url(output):
         return urls.journal(output)
     return output if packed(output) is None else f"{output}.jsonl"
 
 
-def finish(output: str, written: Output) -> None:
+def finish(output: str, written: Output, writer: Writer | None = None) -> None:
     """Writes the output from its journal, if the two differ.
+
+    Args:
+      output: its name.
+      written: the journal.
+      writer: what writes it; None: what its name asks for.
 
     Raises:
       BadInput: if that fails.
     """
-    kind = packed(output)
+    kind: Writer | ModuleType | None = writer or packed(output)
     if kind is None and not is_url(output):
         return
     try:
         if is_url(output):
-            urls.write(output, written.path, kind)
+            urls.write(output, written.path, packed(output))
         elif kind is not None:
             kind.write(output, written.path)
     except OSError as error:
         raise BadInput(f"cannot write {output!r}: {error.strerror}; {written.path} holds every record") from error
 
 
-def check_output(output: str, source: str | None) -> None:
+def check_output(output: str, source: str | None, form: str | None = None) -> None:
     """Raises ValueError if the output cannot be written."""
     path, kind = Path(output), packed(output)
     if is_url(output):
@@ -64,12 +79,12 @@ def check_output(output: str, source: str | None) -> None:
         raise ValueError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it first")
     if source and path.exists() and Path(source).exists() and path.samefile(source):
         raise ValueError("--output must not be the --input file")
-    lines = journal(output)
+    lines = journal(output, form)
     check(lines)
     if kind is not None:
         kind.check()
-        if path.exists() and not Path(lines).exists():
-            raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
+    if lines != output and path.exists() and not Path(lines).exists():
+        raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
 
 
 def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) -> list[jsonl.Line]:

@@ -5,13 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from specjax.jobs import fleet, hosts
+from specjax.jobs import batch_api, fleet, hosts, jsonl
 from specjax.jobs.completer import Completer, OnEngine, Whole
-from specjax.jobs.files import check_output, finish, journal, read_lines, read_prompt
+from specjax.jobs.files import check_output, finish, journal, packed, read_lines, read_prompt
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
 from specjax.jobs.run import complete, follow
 from specjax.jobs.work import make_engine, make_items, make_manifest, plain
+from specjax.models import DEFAULT_MODEL
+from specjax.models.remote import is_url
 from specjax.serve.engine import SHORTEST_PREFIX
 from specjax.serve.options import check_least
 from specjax.serve.request import Request
@@ -70,7 +72,9 @@ def _on_ray(options: JobOptions) -> int:
 
 
 def _open(options: JobOptions, manifest: dict[str, Any], items: list[Item]) -> Output | None:
-    return Output(journal(options.file), manifest, items, not options.unordered) if options.file else None
+    if options.file is None:
+        return None
+    return Output(journal(options.file, options.format), manifest, items, not options.unordered)
 
 
 def _write(options: JobOptions, completer: Completer, items: list[Item], output: Output | None) -> int:
@@ -81,8 +85,13 @@ def _write(options: JobOptions, completer: Completer, items: list[Item], output:
     with contextlib.closing(output):
         status = complete(options, completer, items, output)
     if status in (0, 1):
-        finish(options.file, output)
+        finish(options.file, output, None if options.format is None else _results(options, completer, items))
     return status
+
+
+def _results(options: JobOptions, completer: Completer, items: list[Item]) -> batch_api.Results:
+    sizes = {item.line: len(item.ids) for item in items if isinstance(item, Request) and item.line is not None}
+    return batch_api.Results(options.model or DEFAULT_MODEL, sizes, completer.tokenizer)
 
 
 def _read(options: JobOptions, first: bool) -> list[Any]:
@@ -96,10 +105,15 @@ def _read(options: JobOptions, first: bool) -> list[Any]:
         raise ValueError("--strict is for the lines of a file: give --input, or leave it out")
     if options.unordered and not options.input:
         raise ValueError("--unordered is for the lines of a file: give --input, or leave it out")
+    form: jsonl.Form | None = None
+    if options.format is not None:
+        plain = options.file is not None and not is_url(options.file) and packed(options.file) is None
+        batch_api.check(options.file, options.input, plain)
+        form = batch_api.BatchForm(options.num_return_sequences, options.logprobs)
     if options.file and first:
-        check_output(options.file, options.input)
+        check_output(options.file, options.input, options.format)
     if options.input:
-        return read_lines(options, options.input)
+        return read_lines(options, options.input, form)
     return list(options.prompts) or [read_prompt()]
 
 

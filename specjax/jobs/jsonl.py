@@ -130,6 +130,8 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
 
 
 def _check(content: dict[str, Any]) -> None:
+    if "custom_id" in content and "body" in content:
+        raise LineError("it is a request of the OpenAI batch API: give --format openai")
     key, prompt = check_prompt(content)
     if not prompt:
         raise LineError(f"the {'prompt is' if key == 'prompt' else 'messages are'} empty")

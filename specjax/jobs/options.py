@@ -56,6 +56,7 @@ class FileOptions:
       input: a file of prompts, or `-`.
       output: a file for records, or `-`.
       unordered: whether records are written as they finish.
+      format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
       strict: whether a bad line ends the job.
       verbose: whether stderr describes how the loaded files are read.
@@ -81,6 +82,11 @@ class FileOptions:
         metavar="FILE.jsonl",
     )
     unordered: bool = option(False, "write records as they finish, not in the order of --input")
+    format: str | None = option(
+        None,
+        "openai: lines are requests of the OpenAI batch API (custom_id, body), and --output gets its results when all are done",
+        choices=("openai",),
+    )
     progress: bool = option(False, "report progress every ten seconds if stderr is not a terminal")
     strict: bool = option(False, "stop at the first bad line of --input, before any work")
     verbose: bool = option(

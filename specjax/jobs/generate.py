@@ -10,6 +10,7 @@ from specjax.jobs.completer import Completer, OnEngine, Whole
 from specjax.jobs.files import check_output, finish, journal, packed, read_lines, read_prompt
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
+from specjax.jobs.page import check as check_page
 from specjax.jobs.run import complete, follow
 from specjax.jobs.work import make_engine, make_items, make_manifest, plain
 from specjax.models import DEFAULT_MODEL
@@ -20,7 +21,7 @@ from specjax.serve.request import Request
 from specjax.sharding.distributed import from_first
 from specjax.terminal import bad_input, complain, flag, note, talking
 
-_MAY_DIFFER = ("prompts", "input", "output", "progress", "verbose")
+_MAY_DIFFER = ("prompts", "input", "output", "progress", "page", "metrics", "verbose")
 """Options that may differ between processes of a job; the content of the input is compared."""
 
 
@@ -105,6 +106,7 @@ def _read(options: JobOptions, first: bool) -> list[Any]:
         raise ValueError("--strict is for the lines of a file: give --input, or leave it out")
     if options.unordered and not options.input:
         raise ValueError("--unordered is for the lines of a file: give --input, or leave it out")
+    check_page(options.page, options.metrics)
     form: jsonl.Form | None = None
     if options.format is not None:
         plain = options.file is not None and not is_url(options.file) and packed(options.file) is None

@@ -58,6 +58,8 @@ class FileOptions:
       unordered: whether records are written as they finish.
       format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
+      page: a file for a page that shows how far the job is.
+      metrics: a file to which its measures are appended.
       strict: whether a bad line ends the job.
       verbose: whether stderr describes how the loaded files are read.
       json: whether records are printed as JSON.
@@ -88,6 +90,14 @@ class FileOptions:
         choices=("openai",),
     )
     progress: bool = option(False, "report progress every ten seconds if stderr is not a terminal")
+    page: str | None = option(
+        None, "keep a page of one file up to date, which shows in a browser how far the job is", metavar="FILE.html"
+    )
+    metrics: str | None = option(
+        None,
+        "append records, tokens, speed and time left to this file every two seconds, as JSON lines",
+        metavar="FILE.jsonl",
+    )
     strict: bool = option(False, "stop at the first bad line of --input, before any work")
     verbose: bool = option(
         False, "report on stderr how models and heads are read, such as the layers that a published head taps"

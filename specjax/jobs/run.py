@@ -16,6 +16,7 @@ from specjax.jobs import jsonl
 from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output, OutputError
+from specjax.jobs.page import watched
 from specjax.jobs.progress import interruptible, progress
 from specjax.models.text import text_before
 from specjax.search import SearchSettings
@@ -68,8 +69,10 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
     ended = 0
     quiet = show.texts and sys.stdout.isatty()
     bar = len(items) > 1 and not quiet and bar_fits()
+    title = " to ".join(name for name in (options.input, options.output) if name) or "specjax generate"
     with (
         interruptible(options.ends_softly) as pressed,
+        watched(options.page, options.metrics, title, len(items), count, totals.failed) as watch,
         progress(len(items), count, completer.timing, bar, options.progress) as advance,
     ):
         try:
@@ -82,6 +85,7 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
                     totals.add(record)
                     count += 1
                 advance(turn, len(due))
+                watch(turn, len(due), totals.failed)
                 if output is not None:
                     output.tick()
                 ended = largest(pressed())

@@ -1,0 +1,116 @@
+"""The page of a job and its file of measures."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from specjax import cli
+from specjax.jobs import page
+from specjax.jobs.page import Course, Measure, shown, watched
+from specjax.serve.slots import Turn
+
+
+class Cells(HTMLParser):
+    """The rows of a page's table, its curves, and whether it asks for itself again."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.words, self.curves, self.again, self.open = [], [], False, []
+        self.feed(text)
+        self.rows = dict(zip(self.words[::2], self.words[1::2], strict=True))
+
+    def handle_starttag(self, tag, attrs):
+        own = dict(attrs)
+        self.open.append(tag)
+        self.again |= own.get("http-equiv") == "refresh"
+        if tag == "polyline":
+            self.curves.append([tuple(map(float, pair.split(","))) for pair in own["points"].split()])
+
+    def handle_endtag(self, tag):
+        self.open.append("")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("th", "td"):
+            self.words.append(data)
+
+
+def course(ended=False, every=1.0):
+    measures = [Measure(every * i, 10 + 2 * i, 1, 100 * i, 25 * i) for i in range(31)]
+    return Course(100, measures, ended)
+
+
+def test_what_is_left_is_told_by_the_last_measures():
+    own = course()
+    assert (own.per_second, own.per_step, own.left) == (100.0, 4.0, 15.0)
+    late = Course(100, [*own.measures, Measure(130.0, 70, 1, 3000, 750)])
+    assert late.left == pytest.approx(30 / (28 / 114)) and late.line()["seconds_left"] == 122.1  # 16 measures
+    assert Course(4, [Measure(0.0, 0, 0, 0, 0)]).left is None
+    assert Course(4, [Measure(0.0, 4, 0, 0, 0)]).left == 0.0
+    assert Course(4, [Measure(0.0, 0, 0, 0, 0), Measure(0.0, 1, 0, 5, 5)]).per_second == 0.0
+
+
+def test_a_page_says_how_far_the_job_is():
+    text = shown(course(), "<in> to out")
+    cells = Cells(text)
+    assert cells.rows == {
+        "records": "70 of 100 (70.0%)",
+        "with an error": "1",
+        "new tokens": "3,000",
+        "tokens per second, lately": "100",
+        "tokens per target pass": "4.00",
+        "this run has taken": "30 s",
+        "left": "15 s",
+    }
+    assert cells.again and "&lt;in&gt; to out" in text and "<in>" not in text
+    records, speeds = cells.curves
+    assert records[0][0] == 0 and records[-1] == (1000.0, 5.0) and {y for _, y in speeds} == {5.0}
+    ended = Cells(shown(course(ended=True), "x"))
+    assert not ended.again and "left" not in ended.rows
+    assert "<p>stopped</p>" in shown(course(ended=True), "x")
+    assert not Cells(shown(Course(0, [Measure(0.0, 0, 0, 0, 0)], True), "x")).curves
+
+
+def test_measures_are_kept_now_and_then_and_at_the_end(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    shown, lines = tmp_path / "job.html", tmp_path / "job.jsonl"
+    with watched(str(shown), str(lines), "x", 10, 2, 0) as watch:
+        for _ in range(8):
+            now[0] += 0.75
+            watch(Turn([], 4, 2, 0), 1, 0)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [own["records"] for own in found] == [3, 6, 9, 10, 10] and [own["ended"] for own in found] == [False] * 4 + [
+        True
+    ]
+    assert found[-1]["tokens"] == 32 and found[-1]["tokens_per_step"] == 2.0 and found[-1]["seconds"] == 6.0
+    assert Cells(shown.read_text()).rows["records"] == "10 of 10 (100.0%)" and "<p>ended</p>" in shown.read_text()
+
+
+def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, capsys):
+    folder = tmp_path / "gone"
+    with watched(str(folder / "job.html"), None, "x", 10, 0, 0) as watch:
+        for _ in range(3):
+            page.EVERY_SECONDS, before = 0.0, page.EVERY_SECONDS
+            watch(Turn([], 1, 1, 0), 1, 0)
+            page.EVERY_SECONDS = before
+    assert capsys.readouterr()[1].count("the job goes on without it") == 1
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"prompt": "x"}\n')
+    for words in (["--page", f"{folder}/job.html"], ["--metrics", str(tmp_path)]):
+        assert cli.main(["generate", "--input", str(file), *words]) == 2
+        assert words[0] in (err := capsys.readouterr()[1]) and err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.covers("page", "jobs")
+def test_a_job_keeps_both(tmp_path, capsys):
+    file, shown, lines = tmp_path / "in.jsonl", tmp_path / "job.html", tmp_path / "job.jsonl"
+    file.write_text('{"prompt": "def f(n):"}\n{\n{"prompt": "x"}\n')
+    words = ["generate", "--input", str(file), "--output", str(tmp_path / "out.jsonl"), "--max-new-tokens", "8"]
+    assert cli.main([*words, "--page", str(shown), "--metrics", str(lines), "--drafter", "none"]) == 1
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    last = json.loads(lines.read_text().splitlines()[-1])
+    assert (last["records"], last["failed"], last["total"], last["ended"]) == (3, 1, 3, True)
+    assert last["tokens"] == sum(record["new_tokens"] for record in records)
+    assert Cells(shown.read_text()).rows["records"] == "3 of 3 (100.0%)"

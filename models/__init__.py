@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specjax.models.diffusion_gemma import DiffusionGemmaLM
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
+    from specjax.models.from_function import FunctionLM
     from specjax.models.gemma_config import DiffusionGemmaConfig
     from specjax.models.hub import shipped
     from specjax.models.latent import LatentAttentionConfig
@@ -37,6 +38,7 @@ _HOME = {
     "DiffusionGemmaConfig": "gemma_config",
     "DiffusionGemmaLM": "diffusion_gemma",
     "ExpertsConfig": "experts",
+    "FunctionLM": "from_function",
     "ModelError": "errors",
     "Model": "model",
     "abstract": "loading",
@@ -79,6 +81,7 @@ __all__ = [
     "DiffusionGemmaLM",
     "EmbeddingConfig",
     "ExpertsConfig",
+    "FunctionLM",
     "HeadConfig",
     "LatentAttentionConfig",
     "LayerConfig",

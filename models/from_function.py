@@ -17,8 +17,8 @@ PyTree = Any
 class FunctionLM(BaseLM):
     """A language model as one function, such as the forward pass of a model of flax, equinox or your own.
 
-    Its cache holds tokens, and every pass reads the whole text anew. So a text of n tokens costs n passes of n tokens, and a tree
-    of N nodes N of them. Texts, drafters that look tokens up and verifiers are those of any other model. Write an
+    Its cache holds tokens, and every pass reads the whole text anew. So a text of n tokens costs n passes of n tokens, and
+    a tree of N nodes N of them. Texts, drafters that look tokens up and verifiers are those of any other model. Write an
     `specjax.lm.LM` once that is too slow.
 
     Attributes:

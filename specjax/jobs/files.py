@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from specjax.jobs import batch_api, gzipped, jsonl, parquet, urls
+from specjax.jobs import batch_api, gzipped, jsonl, parquet, shards, tarred, urls
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check
 from specjax.jobs.work import FromLines, check_lines
@@ -14,7 +14,7 @@ from specjax.models.remote import is_url
 from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
 
-PACKED: dict[str, ModuleType] = {".parquet": parquet, ".gz": gzipped}
+PACKED: dict[str, ModuleType] = {".parquet": parquet, ".gz": gzipped, ".tar": tarred}
 """File types that can only be written as a whole, by file ending: modules with `read`, `write` and `check`."""
 
 
@@ -79,6 +79,8 @@ def check_output(output: str, source: str | None, form: str | None = None) -> No
         raise ValueError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it first")
     if source and path.exists() and Path(source).exists() and path.samefile(source):
         raise ValueError("--output must not be the --input file")
+    if source and Path(source).is_dir() and path.parent.samefile(source):
+        raise ValueError("--output must not be in the --input folder, whose files are all read")
     lines = journal(output, form)
     check(lines)
     if kind is not None:
@@ -103,6 +105,10 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
         lines = jsonl.parse_all(read_stdin(), form)
     elif is_url(source):
         lines = urls.read(source, kind or jsonl, form)
+    elif shards.is_several(source):
+        lines = shards.read(
+            source, lambda name: (packed(name) or jsonl).read, (".jsonl", ".jsonl.gz", ".parquet", ".tar"), form
+        )
     else:
         lines = (kind or jsonl).read(source, form)
     check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))

@@ -7,6 +7,7 @@ from typing import Any
 
 from specjax.jobs import jsonl
 from specjax.jobs.output import replace
+from specjax.jobs.shards import of_rows
 
 
 def _pyarrow() -> Any:
@@ -34,16 +35,7 @@ def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[j
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    given = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    return [_line(number, row, form or jsonl.from_object) for number, row in enumerate(given, start=1)]
-
-
-def _line(number: int, row: dict[str, Any], form: jsonl.Form) -> jsonl.Line:
-    try:
-        json.dumps(row)
-    except (TypeError, RecursionError) as error:
-        return jsonl.Line(number, error=f"a value that JSON does not have: {error}")
-    return form(number, row)
+    return of_rows(rows, form or jsonl.from_object)
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:

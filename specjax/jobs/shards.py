@@ -1,0 +1,99 @@
+"""Input in several files: a folder, a pattern such as `data/train-*.parquet`, or a dataset that Hugging Face's library
+saved."""
+
+import dataclasses
+import glob
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from specjax.jobs import jsonl
+
+Reader = Callable[[Path, jsonl.Form], list[jsonl.Line]]
+DATASET, SPLITS = "state.json", "dataset_dict.json"
+"""Files by which a saved dataset, and a folder of several, are known."""
+
+
+def is_several(source: str) -> bool:
+    """Whether an input is several files."""
+    return Path(source).is_dir() or any(mark in source for mark in "*?[") and not Path(source).exists()
+
+
+def read(
+    source: str, reader_of: Callable[[str], Reader], endings: tuple[str, ...], form: jsonl.Form | None
+) -> list[jsonl.Line]:
+    """The lines of all files, one after the other, numbered through.
+
+    Args:
+      source: a folder or a pattern.
+      reader_of: from a file's name to the function that reads it.
+      endings: of the files of a folder that are read.
+      form: see `jsonl.read`.
+
+    Raises:
+      ValueError: if there is no file, or one cannot be read.
+    """
+    folder, own = Path(source), form or jsonl.from_object
+    if (folder / SPLITS).is_file():
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{DATASET}"))
+        raise ValueError(
+            f"--input {source!r} holds the datasets {', '.join(splits)}: name one, such as {source}/{splits[0]}"
+        )
+    if (folder / DATASET).is_file():
+        return _numbered([(path, _of_arrow) for path in _data_files(folder)], own)
+    found = sorted(map(Path, glob.glob(source))) if not folder.is_dir() else sorted(folder.iterdir())
+    files = [path for path in found if path.is_file() and path.name.endswith(endings)]
+    if not files:
+        raise ValueError(f"--input {source!r}: there is no file with the ending {', '.join(endings)}")
+    return _numbered([(path, reader_of(path.name)) for path in files], own)
+
+
+def _numbered(files: list[tuple[Path, Reader]], form: jsonl.Form) -> list[jsonl.Line]:
+    lines: list[jsonl.Line] = []
+    before = 0
+    for path, reader in files:
+        within = lambda number, content, before=before: dataclasses.replace(
+            form(before + number, content), number=number
+        )
+        own = reader(path, within)
+        lines += [dataclasses.replace(line, number=before + line.number) for line in own]
+        before += max((line.number for line in own), default=0)
+    return lines
+
+
+def _data_files(folder: Path) -> list[Path]:
+    try:
+        state = json.loads((folder / DATASET).read_text())
+        return [folder / each["filename"] for each in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(folder / DATASET)!r} does not describe a saved dataset: {error!r}") from error
+
+
+def _of_arrow(path: Path, form: jsonl.Form) -> list[jsonl.Line]:
+    """The rows of a file in Arrow's format of streams."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise ValueError("saved datasets need pyarrow: pip install 'specjax[parquet]'") from error
+    try:
+        with pyarrow.memory_map(str(path)) as file:
+            rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(file).read_all().to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
+    return of_rows(rows, form)
+
+
+def of_rows(rows: list[dict[str, Any]], form: jsonl.Form) -> list[jsonl.Line]:
+    """Rows of a table as lines: columns are fields, and nulls are left out."""
+    given = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [_line(number, row, form) for number, row in enumerate(given, start=1)]
+
+
+def _line(number: int, row: dict[str, Any], form: jsonl.Form) -> jsonl.Line:
+    try:
+        json.dumps(row)
+    except (TypeError, RecursionError) as error:
+        return jsonl.Line(number, error=f"a value that JSON does not have: {error}")
+    return form(number, row)

@@ -336,5 +336,5 @@ def test_what_cannot_be_widened_says_so(tmp_path):
         widen_head(Medusa(), {"heads": []}, 2)
     with pytest.raises(ModelError, match="no rule widens the parameter .'mlp'..'odd'."):
         tiled({"mlp": {"odd": jnp.ones((16, 16))}}, 2, 16)
-    with pytest.raises(ModelError, match="reads 24 numbers, which is not a multiple of the width 16"):
+    with pytest.raises(ModelError, match="reads or writes 24 numbers, which is not a multiple of the width 16"):
         tiled({"fc": {"kernel": jnp.ones((24, 16))}}, 2, 16)

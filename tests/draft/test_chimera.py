@@ -89,6 +89,7 @@ def params_of(files, heads=4):
     return {**made, "heads": [made["heads"][str(i)] for i in range(heads)]}
 
 
+@pytest.mark.slow
 def test_outputs_are_the_originals():
     """The layer's outputs for the first and the last pair, and some scores of the first head."""
     drafter, own, said = Chimera().bind(TARGET), params_of(drawn(1)), text()
@@ -145,7 +146,9 @@ def test_published_files_are_read(tmp_path):
     with pytest.raises(ModelError, match=r"unknown 3.0.weight \[24, 16\]"):
         read_head(folder, "chimera", Chimera, target())
     (tmp_path / "fast_layer1.safetensors").unlink()
-    with pytest.raises(ModelError, match="lacks fast_layer1, one of the files that hold this head: trimlp, fast_layer1"):
+    with pytest.raises(
+        ModelError, match="lacks fast_layer1, one of the files that hold this head: trimlp, fast_layer1"
+    ):
         read_head(folder, "chimera", Chimera, target())
     save_file({"1.weight": np.zeros((1,), np.float32)}, tmp_path / "fast_layer1.safetensors")
     with pytest.raises(ModelError, match="fast_layer1.safetensors has the tensor 1.weight, which another file"):

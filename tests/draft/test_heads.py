@@ -173,7 +173,9 @@ def test_clover_mixes_a_nodes_ancestors_one_by_one_into_the_state():
             h = mixed(h, embed(token))
         block = linear(h, own["blocks"][len(line) - 1])
         out = normed(h + block / (1 + np.exp(-block)), own["head_norm"])
-        assert children == ranked(TARGET.unembed(model["target"], jnp.asarray(out[None, None], jnp.float32))[0, 0], ranks)
+        assert children == ranked(
+            TARGET.unembed(model["target"], jnp.asarray(out[None, None], jnp.float32))[0, 0], ranks
+        )
         seen += 1
     assert seen
 

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specjax.about import About
@@ -23,8 +22,8 @@ class Chimera(FeatureDrafter):
     its ancestors' trigrams and no other node's. The first trigram of a text has its second token twice, as in the
     authors' code (kafkayu/Chimera).
 
-    `params["draft"]` is ChimeraHead's, and `heads`: a list of {`pair`: {`kernel` `[2 E, U]`}}. If the heads know fewer tokens than
-    the target, it also has `ids` `[U]`.
+    `params["draft"]` is ChimeraHead's, and `heads`: a list of {`pair`: {`kernel` `[2 E, U]`}}. If the heads know fewer
+    tokens than the target, it also has `ids` `[U]`.
 
     Attributes:
       expander: turns the heads' distributions into a tree, no deeper than there are heads.
@@ -128,7 +127,7 @@ class Chimera(FeatureDrafter):
 
     def propose(self, params, draft, view, sampler):
         own, last = params["draft"], jnp.split(draft.feature[:, None], 3, axis=-1)
-        batch, size = draft.feature.shape[0], last[0].shape[2]
+        size = last[0].shape[2]
 
         def dist(depth, out):
             final = jnp.broadcast_to(last[0], out.shape)

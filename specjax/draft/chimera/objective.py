@@ -1,8 +1,8 @@
 """Training of Chimera's encoders and heads (arXiv:2402.15758), over the text's own tokens."""
 
 import dataclasses
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block
@@ -11,7 +11,7 @@ from specjax.objectives.losses import CrossEntropy
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
-Array = Any
+Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TrainChimera(HeadObjective):
 
 
 def seen(batch: Batch, late: int) -> Array:
-    """`[B or 1, 2 W, 2 W]` bool, what the slots of W pairs see: trigrams up to their own, features up to `late` pairs before."""
+    """`[B or 1, 2 W, 2 W]` bool, what slots of W pairs see: trigrams up to their own, features up to `late` pairs before."""
     pairs: Block = batch.pairs()
     at = jnp.arange(pairs.tokens.shape[1])
     trigrams = (at[None] <= at[:, None])[None]

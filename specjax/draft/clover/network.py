@@ -51,6 +51,8 @@ class RegressiveBlock(nnx.Module):
 class Regressive(nnx.Module):
     """A network of decoder layers over pairs, and of a block that mixes one more token into the state that they make."""
 
+    layers: Any
+
     def layers_of(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs) -> nnx.List:
         return nnx.List([layer.build(config.hidden_size, dtype, rngs) for layer in config.layers])
 

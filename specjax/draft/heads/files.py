@@ -88,7 +88,9 @@ def _read_together(folder: Path, stems: Sequence[str]) -> dict[str, np.ndarray]:
     for stem in stems:
         file = next(_files(folder, (stem,)), None)
         if file is None:
-            raise ModelError(f"{folder} lacks {stem}, one of the files that hold this head: {', '.join(stems)}; fetch it")
+            raise ModelError(
+                f"{folder} lacks {stem}, one of the files that hold this head: {', '.join(stems)}; fetch it"
+            )
         own = _read_safe(file) if file.suffix == ".safetensors" else _read_torch(file)
         if both := sorted(own.keys() & tensors.keys()):
             raise ModelError(f"{file} has the tensor {both[0]}, which another file of the head has too")

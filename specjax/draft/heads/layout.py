@@ -107,7 +107,9 @@ class Reader:
         foreign: Collection[str] = (), stems: Sequence[str] = STEMS, together: Sequence[str] = (),
     ):  # fmt: skip
         self.folder, self.chosen, self.foreign = folder, chosen or {}, switches.NAMES.union(foreign)
-        self.tensors = {name: x for name, x in read_tensors(folder, stems, together).items() if keep is None or keep(name)}
+        self.tensors = {
+            name: x for name, x in read_tensors(folder, stems, together).items() if keep is None or keep(name)
+        }
         self.problems: list[str] = []
         self.format = ""
         self.notes: list[str] = []

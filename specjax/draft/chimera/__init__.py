@@ -9,7 +9,7 @@ from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import head_kernel, head_scores
-from specjax.expand import Expander, Static
+from specjax.draft.medusa import check_depth, small_tree
 from specjax.lm import Block, Wants
 from specjax.models.kv import stack_past
 
@@ -26,7 +26,8 @@ class Chimera(FeatureDrafter):
     tokens than the target, it also has `ids` `[U]`.
 
     Attributes:
-      expander: turns the heads' distributions into a tree, no deeper than there are heads.
+      expander: turns the heads' distributions into a tree, no deeper than there are heads. None for a small static
+        tree.
       heads: how many.
       config: the layer's `ModelConfig`; None for the target's own sizes.
     """
@@ -35,27 +36,25 @@ class Chimera(FeatureDrafter):
         "chimera",
         "a trigram encoder and a layer over the whole context, a head for each depth",
         "arXiv:2402.15758",
-        expander="static:tree=2 | 1 | 1",
+        expander="static:tree=2 | 1",
         paper="expander=static,tree=4 | 3 2x2 1 | 3 2x2 1 | 3",
         loads="head",
     )
     tiles = True
     slots = 2
 
-    expander: Expander = Static(((0,), (1,), (0, 0), (0, 0, 0)))
+    expander: Any = None
     heads: int = 4
     config: Any = None
 
     feature_wants = Wants(final=True)
 
     def __post_init__(self):
-        super().__post_init__()
         if self.heads < 1:
             raise ValueError(f"chimera: heads must be at least 1, got heads={self.heads}")
-        if self.expander.depth > self.heads:
-            raise ValueError(
-                f"chimera: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
-            )
+        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
+        super().__post_init__()
+        check_depth("chimera", self.expander, self.heads)
 
     @property
     def cache_config(self):

@@ -1,10 +1,11 @@
 """Clover: Medusa's heads joined by the tokens that were drafted before (Xiao et al. 2024, arXiv:2405.00263)."""
 
 import dataclasses
+from typing import Any
 
 from specjax.about import About
 from specjax.draft.clover.regressive import RegressiveDrafter
-from specjax.expand import Expander, Static
+from specjax.draft.medusa import check_depth, small_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,31 +23,30 @@ class Clover(RegressiveDrafter):
     Clover-2's code, which says that it is Clover's; the order of the parts is what Clover-2's paper says it changed.
 
     Attributes:
-      heads: how many; a tree is no deeper.
+      expander: turns the heads' distributions into a tree, no deeper than there are heads. None for a small static
+        tree.
+      heads: how many.
     """
 
     about = About(
         "clover",
         "Medusa's heads over a state that takes in every drafted token",
         "arXiv:2405.00263",
-        expander="static:tree=2 | 1 | 1",
+        expander="static:tree=2 | 1",
         paper="expander=eagle2,k=4,depth=3,nodes=5",
-        fields=("layers",),
         loads="head",
     )
     tiles = True
 
-    expander: Expander = Static(((0,), (1,), (0, 0), (0, 0, 0)))
+    expander: Any = None
     heads: int = 3
 
     def __post_init__(self):
-        super().__post_init__()
         if self.heads < 1:
             raise ValueError(f"clover: heads must be at least 1, got heads={self.heads}")
-        if self.expander.depth > self.heads:
-            raise ValueError(
-                f"clover: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
-            )
+        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
+        super().__post_init__()
+        check_depth("clover", self.expander, self.heads)
 
     @property
     def head(self):

@@ -9,7 +9,7 @@ from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
     "q": "heads", "q_b": "heads", "k_b": "heads", "v_b": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp",
-    "gate_up": "mlp", "head": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
+    "gate_up": "mlp", "head": "vocab", "pair": "vocab", "q_wide_norm": "heads", "k_wide_norm": "kv_heads", "o_gate": "heads",
     **dict.fromkeys(("inner", "outer", "read", "conv"), "mlp"),
     **dict.fromkeys(("z", "x", "dt", "conv_x", "gated_norm"), "state_heads"),
     **dict.fromkeys(("query", "key", "value", "strength", "decay", "output_gate"), "state_heads"),

@@ -26,7 +26,7 @@ Array = jax.Array
 PyTree = Any
 
 _OF_A_HEAD = ("q_norm", "k_norm")  # norms over H, which stay
-_VOCABULARY = ("head", "heads")  # modules whose outputs are tokens
+_VOCABULARY = ("head", "heads", "pair")  # modules whose outputs are tokens
 _JOINED = (
     "fc",
     "fc_norm",
@@ -36,8 +36,11 @@ _JOINED = (
     "k",
     "v",
     "up",
+    "trigram",
+    "narrow",
+    "pair",
 )  # modules that may read several vectors of width E
-_SPLIT = ("down",)  # modules that may write several
+_SPLIT = ("down", "trigram")  # modules that may write several
 
 
 def widen(model: Model, k: int) -> Model:
@@ -131,30 +134,27 @@ def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
         return x
     *_, module, kind = ["", *(str(key.key) for key in path if hasattr(key, "key"))]
     of_tokens = module in _VOCABULARY
+    parts = lambda modules, axis: _parts(path, x.shape[axis], width) if module in modules else 1
     match kind:
         case "embedding" | "embeddings":
             return _copies(x, x.ndim - 1, k)
         case "kernel" | "shortcut":
-            inputs = _copies(x, 0, k, _parts(path, x, 0, module, width)) / k
-            outputs = _parts(path, x, 1, module, width)
-            return inputs if of_tokens else _copies(inputs, 1, k, outputs)
+            inputs = _copies(x, 0, k, parts(_JOINED, 0)) / k
+            return inputs if of_tokens else _copies(inputs, 1, k, parts(_SPLIT, 1))
         case "bias" | "shortcut_bias":
-            return x if of_tokens or module in _OF_A_HEAD else _copies(x, 0, k)
+            return x if of_tokens or module in _OF_A_HEAD else _copies(x, 0, k, parts(_SPLIT, 0))
         case "scale":
-            return x if module in _OF_A_HEAD else _copies(x, 0, k, _parts(path, x, 0, module, width))
+            return x if module in _OF_A_HEAD else _copies(x, 0, k, parts(_JOINED, 0))
     raise ModelError(f"no rule widens the parameter {jax.tree_util.keystr(path)}")
 
 
-def _parts(path: tuple[Any, ...], x: Array, axis: int, module: str, width: int) -> int:
-    """How many vectors of the model's width a module reads (axis 0) or writes (axis 1); 1 for one of any other width."""
-    if module not in (_JOINED, _SPLIT)[axis]:
-        return 1
-    if x.shape[axis] % width:
+def _parts(path: tuple[Any, ...], size: int, width: int) -> int:
+    """How many vectors of the model's width a module reads or writes, if it does so with `size` numbers."""
+    if size % width:
         raise ModelError(
-            f"{jax.tree_util.keystr(path)} {('reads', 'writes')[axis]} {x.shape[axis]} numbers, which is not a multiple of the "
-            f"width {width}"
+            f"{jax.tree_util.keystr(path)} reads or writes {size} numbers, which is not a multiple of the width {width}"
         )
-    return x.shape[axis] // width
+    return size // width
 
 
 def _copies(x: Array, axis: int, k: int, parts: int = 1) -> Array:

@@ -23,6 +23,7 @@ from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.speculator import MLPSpeculator as MLPSpeculator
 from specjax.draft.speculator import LSTMSpeculator as LSTMSpeculator
+from specjax.draft.chimera import Chimera as Chimera
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.fspad import Fspad as Fspad
 from specjax.draft.griffin import Griffin as Griffin
@@ -33,6 +34,7 @@ from specjax.draft.dspark import DSpark as DSpark
 from specjax.draft.jetspec import JetSpec as JetSpec
 from specjax.draft.mtp import MTP as MTP
 from specjax.draft.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
+from specjax.draft.clover import Clover as Clover
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD
 from specjax.draft.kangaroo import Kangaroo as Kangaroo

@@ -6,7 +6,7 @@ the head reads the pairs that the step committed, so that the next proposal star
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +66,8 @@ class FeatureDrafter(TreeDrafter, Trained):
     def features(self, output: Output) -> Array:
         """`[B, T, ...]`, what the head reads of the target's output."""
 
-    def continued(self, draft: FeatureDraft, features: Array) -> Array:
-        """What the head reads of features `[B, T, ...]` that follow those of a state."""
+    def continued(self, params: PyTree, draft: FeatureDraft, features: Array, tokens: Array) -> Array:
+        """What the head reads of the features `[B, T, ...]` of tokens `[B, T]` that follow those of a state."""
         return features
 
     @property
@@ -79,6 +79,9 @@ class FeatureDrafter(TreeDrafter, Trained):
     @abc.abstractmethod
     def feature_size(self) -> int:
         """Static: F."""
+
+    slots: ClassVar[int] = 1
+    """How many slots of the head's own cache a pair takes."""
 
     def embed(self, params: PyTree, tokens: Array) -> Array:
         """`[B, T, E]` float32 of ids `[B, T]`, by the head's own table where it has one, or the target's."""
@@ -100,7 +103,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:
-            cache = init_kv(self.cache_config, batch, capacity, dtype)
+            cache = init_kv(self.cache_config, batch, self.slots * capacity, dtype)
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
     def axes(self, draft):
@@ -108,21 +111,24 @@ class FeatureDrafter(TreeDrafter, Trained):
 
     def prefill(self, params, draft, chunk, output):
         block = dataclasses.replace(chunk.block, tokens=chunk.following)
-        h, delta = self.read(params, self.continued(draft, self.features(output)), block, draft.cache)
+        features = self.continued(params, draft, self.features(output), chunk.block.tokens)
+        h, delta = self.read(params, features, block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
         feature = feature.astype(draft.feature.dtype)
-        return FeatureDraft(_commit(draft.cache, delta, block.positions[:, 0]), draft.length + count, feature)
+        cache = _commit(draft.cache, delta, self.slots * block.positions[:, 0])
+        return FeatureDraft(cache, draft.length + count, feature)
 
     def observe(self, params, draft, proposal, output, verdict):
         path = jnp.maximum(verdict.path, 0)
         features = self.features(output)
         features = jnp.take_along_axis(features, path.reshape(path.shape + (1,) * (features.ndim - 2)), axis=1)
-        features = self.continued(draft, features)
+        tokens = jnp.concatenate([proposal.tree.tokens[:, :1], verdict.emitted[:, :-1]], axis=1)
+        features = self.continued(params, draft, features, tokens)
         positions = draft.length[:, None] + jnp.arange(path.shape[1])[None]
         h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
         # As in the step, the write is made to come after the read, so that the cache is updated in place.
-        after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, draft.length)
+        after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, self.slots * draft.length)
         feature = _row(h, verdict.accepted).astype(draft.feature.dtype)
         return FeatureDraft(_commit(draft.cache, delta, after), draft.length + verdict.committed, feature)
 

@@ -1,4 +1,4 @@
-"""Medusa, Hydra and Clover-2: what each head may look at."""
+"""Medusa, Hydra, Clover, Clover-2 and Chimera: what each head may look at."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,12 @@ from support.conformance import DRAFTERS, TARGET, complete, params, plain, same
 from support.steps_seen import read_pairs, read_text, row_texts, steps
 
 import specjax
-from specjax.draft import Clover2, Hydra, Medusa, View
+from specjax.draft import Chimera, Clover, Clover2, Hydra, Medusa, View
+from specjax.draft.chimera.network import interleaved
 from specjax.draft.hydra import head_logits as hydra_logits
 from specjax.draft.medusa import head_logits as medusa_logits
 from specjax.expand import Static
+from specjax.lm import Block
 from specjax.sampling import Sampler
 
 TREE = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)))
@@ -127,6 +129,101 @@ def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
             assert [tokens[row, c] for c in children] == ranked[[TREE.topology.ranks[c] for c in children]].tolist()
 
 
+def drafted_lines(tree, state):
+    """Of every greedy row without a penalty: each node with children, the tokens from the root to it, and the children."""
+    tokens, parents = np.asarray(tree.tokens), TREE.topology.parents
+    for row in (0, 1):
+        if float(state.sampling["repetition_penalty"][row]) != 1:
+            continue
+        for node in range(tree.nodes):
+            children = [n for n, parent in enumerate(parents) if parent == node]
+            line, at = [], node
+            while at >= 0:
+                line, at = [int(tokens[row, at]), *line], parents[at]
+            if children:
+                yield row, line, tokens[row, children].tolist(), [TREE.topology.ranks[c] for c in children]
+
+
+def ranked(dist, ranks):
+    return np.argsort(-np.asarray(dist), kind="stable")[np.asarray(ranks)].tolist()
+
+
+@pytest.mark.slow
+def test_clover_mixes_a_nodes_ancestors_one_by_one_into_the_state():
+    """Every node's distribution, written out in float64, from what the augmenting block makes of the text."""
+    drafter = Clover(TREE).bind(TARGET)
+    model = noisy(drafter)
+    tree, state = propose(drafter, model)
+    own = jax.tree.map(lambda x: np.asarray(x, np.float64), model["draft"])
+    embed = lambda token: np.asarray(TARGET.embed(model["target"], jnp.asarray([[token]]))[0, 0], np.float64)
+    normed = lambda x, of: x / np.sqrt((x**2).mean() + 1e-6) * of["scale"]
+    linear = lambda x, of: x @ of["kernel"] + of["bias"]
+
+    def mixed(h, e):
+        next_ = own["next"]
+        q, k = linear(normed(h, next_["norm"]), next_["q"]).reshape(8, 8), linear(e, next_["k"]).reshape(8, 8)
+        gate = (q * k).sum(-1) / np.linalg.norm(q, axis=-1) / np.linalg.norm(k, axis=-1)
+        return h + (gate[:, None] * linear(e, next_["v"]).reshape(8, 8)).reshape(-1)
+
+    mute = {**model["draft"], "next": {**model["draft"]["next"], "v": jax.tree.map(jnp.zeros_like, own["next"]["v"])}}
+    texts, seen = row_texts(state), 0
+    for row, line, children, ranks in drafted_lines(tree, state):
+        h = np.asarray(read_pairs(drafter, {**model, "draft": mute}, texts[row])[0][0, -1], np.float64)
+        for token in line:
+            h = mixed(h, embed(token))
+        block = linear(h, own["blocks"][len(line) - 1])
+        out = normed(h + block / (1 + np.exp(-block)), own["head_norm"])
+        assert children == ranked(
+            TARGET.unembed(model["target"], jnp.asarray(out[None, None], jnp.float32))[0, 0], ranks
+        )
+        seen += 1
+    assert seen
+
+
+def test_a_fresh_clover_whose_layer_adds_nothing_is_the_targets_head():
+    """Its residual blocks start as the identity, its last norm as the target's; values of 0 mix no token in."""
+    drafter, target = Clover(TREE).bind(TARGET), params()["target"]
+    own = drafter.init_params(jax.random.key(1), target)
+    own["next"]["v"] = jax.tree.map(jnp.zeros_like, own["next"]["v"])
+    text = tuple(range(3, 12))
+    output = read_text(text, drafter.feature_wants | specjax.lm.Wants(logits=True))
+    h = drafter.features(output)
+    e = jax.random.normal(jax.random.key(2), h.shape)
+    for depth in range(drafter.heads):
+        h = drafter.head.advance(own, h, e)
+        dist = drafter.dist({"target": target, "draft": own}, h, e, depth)
+        np.testing.assert_allclose(dist, output.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_chimera_node_is_what_its_line_would_be_as_text():
+    """The line from the root to a node is written after the text and read at once; features that were not there are hidden."""
+    drafter = Chimera(TREE).bind(TARGET)
+    model = noisy(drafter)
+    tree, state = propose(drafter, model)
+    texts, seen = row_texts(state), 0
+    for row, line, children, ranks in drafted_lines(tree, state):
+        text, late = [*texts[row], *line[1:]], len(line) - 1
+        width = len(text) - 1
+        if width <= late:
+            continue  # a row of one token has no pair
+        tokens = jnp.asarray([text])
+        final = read_text(tuple(text), drafter.feature_wants).final
+        embeds = drafter.embed(model, tokens)
+        before = jnp.concatenate([embeds[:, :1], embeds[:, :-1]], axis=1)
+        pairs = Block(tokens[:, 1:], jnp.arange(width)[None], jnp.zeros((1,), jnp.int32))
+        x, slots = drafter.slots_of(model, drafter.joined(final, embeds, before)[:, :-1], pairs)
+        at = jnp.arange(width)
+        known = jnp.broadcast_to((at < width - late)[None], (width, width))
+        past = at[None] <= at[:, None]
+        visible = jnp.repeat(interleaved((known & past)[..., None], past[..., None])[..., 0], 2, axis=0)[None]
+        out, _ = drafter.head(model["draft"], x, Block(slots.tokens, slots.positions, slots.length, visible), None)
+        both = jnp.concatenate([final[0, width - late - 1], out[0, -1]])
+        assert children == ranked(drafter.dist(model["draft"], late, both), ranks)
+        seen += 1
+    assert seen
+
+
 def test_hydra_listens_to_the_drafted_token():
     drafter = Hydra(TREE)
     model = noisy(drafter)
@@ -172,13 +269,13 @@ def test_without_values_clover_hears_a_token_in_the_augmenting_block_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [Medusa(TREE), Hydra(TREE), Clover2(TREE)])
+@pytest.mark.parametrize("drafter", [Medusa(TREE), Hydra(TREE), Clover(TREE), Clover2(TREE), Chimera(TREE)])
 def test_noisy_heads_keep_the_text(drafter):
     got, _ = complete(drafter, model=noisy(drafter))
     same(got, plain())
 
 
-@pytest.mark.parametrize("kind", [Medusa, Hydra])
+@pytest.mark.parametrize("kind", [Medusa, Hydra, Clover])
 def test_a_tree_needs_heads(kind):
     with pytest.raises(ValueError, match="depth 3 needs as many heads, there are 2"):
         kind(TREE, heads=2)

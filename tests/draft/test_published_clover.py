@@ -99,8 +99,8 @@ def test_the_network_is_the_published_one(tmp_path):
     h, _ = drafter.read(model, jnp.asarray(features[None], jnp.float32), pairs, None)
     e = drafter.embed(model, jnp.asarray([[40]]))
     dists = [
-        drafter.dist(model, h[:, -1:], None),
-        drafter.dist(model, drafter.head.advance(head.params, h[:, -1:], e), e),
+        drafter.dist(model, h[:, -1:], None, 0),
+        drafter.dist(model, drafter.head.advance(head.params, h[:, -1:], e), e, 1),
     ]
     wanted = reference(tensors, features, TEXT[1:], 40)
     np.testing.assert_allclose(np.stack([dist[0, 0] for dist in dists]), wanted, rtol=1e-3, atol=1e-3)

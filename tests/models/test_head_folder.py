@@ -14,6 +14,8 @@ import specjax
 from specjax.assembly.registry import build_drafter
 from specjax.draft import (
     MTP,
+    Chimera,
+    Clover,
     Clover2,
     DFlash,
     DSpark,
@@ -48,7 +50,9 @@ KINDS = {
     "dspark": (DSpark(block=3, rank=4, markov="gated"), {"block": 3, "rank": 4, "markov": "gated"}),
     "gemma4_assistant": (Gemma4Assistant(layers=2), {"layers": 2}),
     "mtp": (MTP(), {}),
+    "clover": (Clover(), {"layers": 1, "heads": 3}),
     "clover2": (Clover2(), {"layers": 2}),
+    "chimera": (Chimera(heads=3), {"heads": 3}),
 }
 IDS = np.arange(0, 96, 3)
 

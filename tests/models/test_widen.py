@@ -19,6 +19,8 @@ from specjax.draft import (
     PPD,
     Acceptance,
     Cascade,
+    Chimera,
+    Clover,
     Clover2,
     DFlash,
     DiffusionDrafter,
@@ -184,6 +186,8 @@ DRAFTERS = {
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
     "dspark": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="rnn", rank=4),
     "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
+    "clover": Clover(TopK(k=2, depth=2, nodes=4)),
+    "chimera": Chimera(TopK(k=2, depth=2, nodes=4), heads=2),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -248,7 +252,7 @@ def check(got, wanted, k):
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
     "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
-    "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "clover", "chimera", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 
@@ -336,5 +340,5 @@ def test_what_cannot_be_widened_says_so(tmp_path):
         widen_head(Medusa(), {"heads": []}, 2)
     with pytest.raises(ModelError, match="no rule widens the parameter .'mlp'..'odd'."):
         tiled({"mlp": {"odd": jnp.ones((16, 16))}}, 2, 16)
-    with pytest.raises(ModelError, match="reads 24 numbers, which is not a multiple of the width 16"):
+    with pytest.raises(ModelError, match="reads or writes 24 numbers, which is not a multiple of the width 16"):
         tiled({"fc": {"kernel": jnp.ones((24, 16))}}, 2, 16)

@@ -8,6 +8,8 @@ from support import small_training as tiny
 from specjax.draft import (
     MTP,
     PPD,
+    Chimera,
+    Clover,
     Clover2,
     DFlash,
     DSpark,
@@ -25,6 +27,8 @@ from specjax.draft import (
 )
 from specjax.draft.acceptance import Acceptance
 from specjax.draft.acceptance.objective import TrainAcceptance
+from specjax.draft.chimera.objective import TrainChimera
+from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import TrainDFlash
 from specjax.draft.dspark.objective import TrainDSpark
@@ -51,6 +55,8 @@ FIXED = {
     "hydra": TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET)),
     "mlp_speculator": TrainMLPSpeculator(MLPSpeculator(heads=3, tied=False).bind(tiny.TARGET)),
     "lstm_speculator": TrainLSTMSpeculator(LSTMSpeculator(heads=3, inner=20).bind(tiny.TARGET)),
+    "clover": TrainClover(Clover(Chain(2), heads=2).bind(tiny.TARGET)),
+    "chimera": TrainChimera(Chimera(Chain(2), heads=2).bind(tiny.TARGET)),
     "clover2": TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), heads=2),
     "eagle1": TrainEagle(Eagle().bind(tiny.TARGET), noise=0.0),
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),

@@ -18,6 +18,8 @@ from support.objectives import SIZES, packed
 from specjax import models
 from specjax.draft import (
     MTP,
+    Chimera,
+    Clover,
     Clover2,
     DFlash,
     DSpark,
@@ -33,6 +35,8 @@ from specjax.draft import (
     MLPSpeculator,
     PEagle,
 )
+from specjax.draft.chimera.objective import TrainChimera
+from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
 from specjax.draft.dspark.network import MarkovHead
@@ -64,6 +68,8 @@ OBJECTIVES = {
     "hydra": lambda ids: TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET), ids),
     "mlp_speculator": lambda ids: TrainMLPSpeculator(MLPSpeculator(heads=2).bind(tiny.TARGET), ids),
     "lstm_speculator": lambda ids: TrainLSTMSpeculator(LSTMSpeculator(heads=2, inner=24).bind(tiny.TARGET), ids),
+    "clover": lambda ids: TrainClover(Clover(Chain(2), heads=2).bind(tiny.TARGET), ids),
+    "chimera": lambda ids: TrainChimera(Chimera(Chain(2), heads=2).bind(tiny.TARGET), ids),
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
     "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
@@ -428,7 +434,9 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
         "eagle3",
         "mtp",
         "peagle",
+        "clover",
         "clover2",
+        "chimera",
         "gemma4_assistant",
         "ppd",
         "fspad",
@@ -442,11 +450,11 @@ def test_no_weight_is_negative(name):
     for decay in ("-0.5", "nan"):
         with pytest.raises(ValueError, match=f"decay.*[ =]{decay}"):
             made(f"{name}:decay={decay}")
-    if name in ("medusa", "hydra", "mlp_speculator", "lstm_speculator", "clover2"):
+    if name in ("medusa", "hydra", "mlp_speculator", "lstm_speculator", "clover", "clover2", "chimera"):
         for heads in (0, -1):
             with pytest.raises(ValueError, match=f"{name}: heads must be at least 1.*got (heads=)?{heads}"):
                 made(f"{name}:heads={heads}")
-    if name in ("hydra", "eagle3", "peagle", "clover2", "gemma4_assistant"):
+    if name in ("hydra", "eagle3", "peagle", "clover", "clover2", "gemma4_assistant"):
         with pytest.raises(ValueError, match=f"{name}: .*layer.*got .*layers=0"):
             made(f"{name}:layers=0")
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+from specjax.draft.clover.objective import chained
 from specjax.objectives.base import check_not_negative
 from specjax.objectives.means import MEAN
-from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+from specjax.objectives.teacher import HeadObjective, score, teach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +33,5 @@ class TrainClover2(HeadObjective):
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        length = batch.tokens.shape[1]
         own = {"target": target_params, "draft": params}
-        h, _ = drafter.read(own, drafter.features(teacher.output)[:, :-1], batch.pairs(), None)
-        embeds = drafter.embed(own, batch.tokens)
-        guesses = []
-        for i in range(self.heads):
-            width = length - i - 2
-            drafted = teacher.ahead(embeds, i + 1, width) if i else None
-            h = h[:, :width] if drafted is None else drafter.head.advance(params, h[:, :width], drafted)
-            guesses.append(Guess((h, drafted), lambda inputs: drafter.dist(own, *inputs), i + 1, self.decay**i))
-        return score(teacher, guesses, self.divergence, mean)
+        return score(teacher, chained(drafter, own, teacher, self.heads, self.decay), self.divergence, mean)

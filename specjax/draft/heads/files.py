@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,20 @@ def torch_files(stems: Sequence[str]) -> tuple[str, ...]:
     return (*(f"{stem}{suffix}" for stem in stems for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
 
 
-def read_tensors(folder: Path, stems: Sequence[str] = STEMS) -> dict[str, np.ndarray]:
+def read_tensors(folder: Path, stems: Sequence[str] = STEMS, together: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Tensors by name. Safetensors take precedence over torch's format, and one file over shards.
 
     Args:
       folder: of the head.
       stems: possible names of its files.
+      together: names of files that hold it together, if the first of them is there.
 
     Raises:
       ModelError: if there are none, a shard is missing, a file is damaged, or torch is needed and absent.
     """
-    return without_cache_scales({name: x for name, x in _read(folder, stems).items() if not _HARMLESS.search(name)})[0]
+    parts = together if together and any(_files(folder, together[:1])) else ()
+    found = _read_together(folder, parts) if parts else _read(folder, stems)
+    return without_cache_scales({name: x for name, x in found.items() if not _HARMLESS.search(name)})[0]
 
 
 def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
@@ -74,11 +77,36 @@ def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _files(folder: Path, stems: Sequence[str]) -> Iterator[Path]:
+    """The files of these stems that are there, those in safetensors first."""
+    names = [f"{stem}{suffix}" for suffix in (".safetensors", ".bin", ".pt") for stem in stems]
+    return (folder / name for name in names if (folder / name).is_file())
+
+
+def _read_together(folder: Path, stems: Sequence[str]) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
+    for stem in stems:
+        file = next(_files(folder, (stem,)), None)
+        if file is None:
+            raise ModelError(
+                f"{folder} lacks {stem}, one of the files that hold this head: {', '.join(stems)}; fetch it"
+            )
+        own = _read_safe(file) if file.suffix == ".safetensors" else _read_torch(file)
+        if both := sorted(own.keys() & tensors.keys()):
+            raise ModelError(f"{file} has the tensor {both[0]}, which another file of the head has too")
+        tensors |= own
+    return tensors
+
+
+def _read_safe(file: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.array() for name, tensor in read_header(file).items()}
+
+
 def _read(folder: Path, stems: Sequence[str]) -> dict[str, np.ndarray]:
     for stem in stems:
         file = folder / f"{stem}.safetensors"
         if file.is_file():
-            return {name: tensor.array() for name, tensor in read_header(file).items()}
+            return _read_safe(file)
     if (folder / "model.safetensors.index.json").is_file():
         return {name: tensor.array() for name, tensor in read_folder(folder).items()}
     for stem in stems:

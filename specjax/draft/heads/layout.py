@@ -66,6 +66,7 @@ class Layout:
       beside: other names, of other heads or of layers, that its own `architectures` may contain.
       keep: given the target, which tensors of a folder are the head's, by name; None: all.
       stems: the names of its files, in addition to `specjax.draft.heads.files.STEMS`.
+      together: the names of files that hold a head together, none of them alone; no two have tensors of one name.
       formats: those that it can be written in, with a writer for each. The writer takes a folder, the format, the bound
         drafter, its parameters, the target and a type. It returns what other engines may not do with the head, one
         sentence each.
@@ -78,6 +79,7 @@ class Layout:
     beside: tuple[str, ...] = ()
     keep: Callable[[Any], Callable[[str], bool]] | None = None
     stems: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
     formats: Mapping[str, Write] = dataclasses.field(default_factory=dict)
 
 
@@ -102,10 +104,12 @@ class Reader:
 
     def __init__(
         self, folder: Path, chosen: dict[str, Any] | None = None, keep: Callable[[str], bool] | None = None,
-        foreign: Collection[str] = (), stems: Sequence[str] = STEMS,
+        foreign: Collection[str] = (), stems: Sequence[str] = STEMS, together: Sequence[str] = (),
     ):  # fmt: skip
         self.folder, self.chosen, self.foreign = folder, chosen or {}, switches.NAMES.union(foreign)
-        self.tensors = {name: x for name, x in read_tensors(folder, stems).items() if keep is None or keep(name)}
+        self.tensors = {
+            name: x for name, x in read_tensors(folder, stems, together).items() if keep is None or keep(name)
+        }
         self.problems: list[str] = []
         self.format = ""
         self.notes: list[str] = []

@@ -56,7 +56,7 @@ def layouts() -> dict[str, Layout]:
 
 def stems_of(*of: Layout | None) -> tuple[str, ...]:
     """Names of files with the weights of such heads."""
-    return (*STEMS, *(stem for layout in of if layout is not None for stem in layout.stems))
+    return (*STEMS, *(stem for layout in of if layout is not None for stem in (*layout.stems, *layout.together)))
 
 
 def drafter_of(folder: Path) -> str:
@@ -144,7 +144,7 @@ def read_published(
         )
     check_architecture(config_file(folder), config, name, layout)
     keep = None if layout.keep is None else layout.keep(target)
-    reader = Reader(folder, chosen, keep, _fields_of(target), stems_of(layout))
+    reader = Reader(folder, chosen, keep, _fields_of(target), stems_of(layout), layout.together)
     try:
         fields, params = layout.read(reader, config, target)
     except ModelError:

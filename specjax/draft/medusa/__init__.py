@@ -10,10 +10,21 @@ from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.draft.head import head_kernel, head_scores
-from specjax.expand import Static
+from specjax.expand import Expander, Static
 from specjax.lm import Wants
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
+
+
+def small_tree(heads: int) -> Static:
+    """The default tree of a drafter with one head for each depth."""
+    return Static(tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= heads))
+
+
+def check_depth(name: str, expander: Expander, heads: int) -> None:
+    """Raises ValueError for a tree that is deeper than there are heads."""
+    if expander.depth > heads:
+        raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {heads}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +71,9 @@ class Medusa(FeatureDrafter):
                 f"{name}: heads must be at least 1 and layers at least {self.fewest_layers}, got heads={self.heads}, "
                 f"layers={self.layers}"
             )
-        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
-        expander = self.expander or Static(choices)
-        object.__setattr__(self, "expander", expander)
+        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
         super().__post_init__()
-        if expander.depth > self.heads:
-            raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
+        check_depth(name, self.expander, self.heads)
 
     @property
     def feature_size(self) -> int:

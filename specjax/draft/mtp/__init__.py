@@ -89,7 +89,7 @@ class MTP(Eagle):
         keys = jax.random.split(key, self.modules)
         return {"modules": {i: head.init(key) for i, (head, key) in enumerate(zip(self.heads, keys, strict=True))}}
 
-    def continued(self, draft, features):
+    def continued(self, params, draft, features, tokens):
         if self.modules == 1:
             return features
         width = self.config.hidden_size

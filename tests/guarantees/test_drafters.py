@@ -40,7 +40,7 @@ SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "eagle1", "eagle2",
     "eagle3", "fspad", "griffin", "peagle", "dflash", "dspark", "jetspec-best_first", "mtp", "gemma4_assistant",
-    "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade", "switch",
+    "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade", "switch",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

@@ -548,7 +548,9 @@ def check_begins_at(lm: Any, layer: int, what: str) -> None:
     if config is None:
         return
     if config.embedding.streams:
-        raise ValueError(f"{what}: a slot begins as one residual stream, and this target has several: take another drafter")
+        raise ValueError(
+            f"{what}: a slot begins as one residual stream, and this target has several: take another drafter"
+        )
     for reader in range(layer, lm.num_layers):
         if config.source(reader) < layer:
             raise ValueError(

@@ -59,7 +59,8 @@ def read_alone(decoder, model, state, proposal):
     return TARGET(model["target"], block, view.cache, wants=Wants(logits=True))
 
 
-@pytest.mark.parametrize("steps", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 3])
 def test_a_row_knows_what_the_slots_of_its_last_token_but_one_say(steps):
     """Of a prompt, and of what steps have committed: the accepted node's slots are those of the text so far. A prompt of
     one token has no such token."""
@@ -74,6 +75,7 @@ def test_a_row_knows_what_the_slots_of_its_last_token_but_one_say(steps):
     assert not proposal.draft.fresh.any()
 
 
+@pytest.mark.slow
 def test_every_slot_says_what_the_oracles_slots_say_after_its_nodes_path():
     decoder, state, proposal = state_after(0)
     output, tree = read(decoder, MODEL, state, proposal), jax.device_get(proposal.tree)
@@ -81,7 +83,9 @@ def test_every_slot_says_what_the_oracles_slots_say_after_its_nodes_path():
     for row, length in enumerate(state.length.tolist()):
         paths = trees.path_tokens(tree.tokens[row], tree.parent[row], M)
         for node in np.flatnonzero(tree.valid[row]):
-            check(output.final[row, N + node :: N], [*state.tokens[row, :length].tolist(), *paths[node][paths[node] >= 0]])
+            check(
+                output.final[row, N + node :: N], [*state.tokens[row, :length].tolist(), *paths[node][paths[node] >= 0]]
+            )
             checked += 1
     assert checked == 4 * N
 
@@ -104,7 +108,9 @@ def test_nodes_are_those_of_a_pass_without_slots():
 
 
 def test_slots_below_their_layer_are_zeros():
-    block = Block(jnp.ones((1, 3), jnp.int32), jnp.arange(3)[None], jnp.zeros(1, jnp.int32), jnp.tri(3, dtype=bool)[None])
+    block = Block(
+        jnp.ones((1, 3), jnp.int32), jnp.arange(3)[None], jnp.zeros(1, jnp.int32), jnp.tri(3, dtype=bool)[None]
+    )
     start = Partial(TARGET.embed(MODEL["target"], block.tokens[:, :2]), None, 0)
     first = start.through(TARGET, MODEL["target"], 1, block.first(2), None)
     both = first.beside(jnp.ones((1, 1, 64)))

@@ -30,7 +30,7 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
 from specjax.state import Finish
 
-FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin"}
+FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin", "hidden_transfer"}
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""
 

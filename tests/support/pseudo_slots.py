@@ -21,9 +21,7 @@ def after(lm, layers, weights, maps, tokens, length):
     size = len(tokens)
     slots, step = jnp.arange(size), jnp.arange(count)
     text = jnp.concatenate([slots[None] <= slots[:, None], jnp.zeros((size, count), bool)], axis=1)
-    own = jnp.concatenate(
-        [jnp.broadcast_to(slots[None] < length, (count, size)), step[None] <= step[:, None]], axis=1
-    )
+    own = jnp.concatenate([jnp.broadcast_to(slots[None] < length, (count, size)), step[None] <= step[:, None]], axis=1)
     block = Block(
         jnp.concatenate([tokens, jnp.zeros(count, jnp.int32)])[None],
         jnp.concatenate([slots, length + step])[None],

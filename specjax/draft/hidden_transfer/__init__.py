@@ -1,4 +1,4 @@
-"""Hidden Transfer: maps at inner layers make the hidden states of coming tokens, which the other layers finish (arXiv:2404.12022)."""
+"""Hidden Transfer: maps at inner layers make coming tokens' hidden states, which other layers finish (arXiv:2404.12022)."""
 
 import dataclasses
 from typing import Any

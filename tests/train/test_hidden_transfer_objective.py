@@ -54,6 +54,7 @@ def by_oracle(own, frozen, data, key):
     return total
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_are_the_oracles():
     frozen, data, key = weights(), batch(), jax.random.key(1)
     (loss, metrics), got = jax.jit(jax.value_and_grad(OBJECTIVE.loss, has_aux=True))(maps(), frozen, data, key)

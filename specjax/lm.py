@@ -139,6 +139,16 @@ class Block(Pretty):
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     split: bool = dataclasses.field(default=False, metadata={"static": True})
 
+    def first(self, slots: int) -> "Block":
+        """The block of the first `slots` slots alone; an `Unrolled` cannot be cut."""
+        cut = lambda x: x[:, :slots]
+        visible = self.visible
+        if visible is not None:
+            later = self.tokens.shape[1] - slots
+            visible = visible[:, :slots, : visible.shape[2] - later]
+        own = {name: getattr(self, name) for name in ("tokens", "positions", "embeddings", "embedded", "mixture")}
+        return dataclasses.replace(self, visible=visible, **jax.tree.map(cut, own))
+
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
@@ -210,15 +220,41 @@ class Output(Pretty):
 class Partial(Pretty):
     """A head start: the block after layers `[0, lo)`, so that the target does not compute them again.
 
+    Slots may begin at an inner layer. `beside` adds them after the others, and only later layers read them.
+
     Attributes:
       h: `[B, T, R]`, the residual stream entering layer `lo`.
-      delta: the cache contribution of the layers below `lo`.
+      delta: the cache contribution of the layers below `lo`; None at layer 0.
       lo: the first layer still to run.
     """
 
     h: Float[Array, "B T R"]
     delta: PyTree
     lo: int = dataclasses.field(metadata={"static": True})
+
+    def through(self, lm: "LM", params: PyTree, hi: int, block: Block, cache: PyTree) -> "Partial":
+        """The head start after layers `[lo, hi)` as well.
+
+        Args:
+          lm: the target.
+          params: its parameters.
+          hi: the first layer then still to run.
+          block: the slots of `h`.
+          cache: the committed prefix.
+        """
+        if hi == self.lo:
+            return self
+        h, delta = lm.layers(params, self.h, self.lo, hi, block, cache, below=self.delta)
+        return Partial(h, delta if self.delta is None else lm.join(self.delta, delta), hi)
+
+    def beside(self, h: Float[Array, "B X R"]) -> "Partial":
+        """The head start with X more slots, which begin at layer `lo`.
+
+        Their part of the delta below `lo` is zeros, which nobody may commit, and which no later layer may read (see
+        `check_begins_at`).
+        """
+        more = lambda x: jnp.pad(x, ((0, 0), (0, h.shape[1])) + ((0, 0),) * (x.ndim - 2))
+        return Partial(jnp.concatenate([self.h, h], axis=1), jax.tree.map(more, self.delta), self.lo)
 
 
 class LM(Protocol):
@@ -532,6 +568,33 @@ def check_both_ways(lm: Any, what: str) -> None:
             f"{what} reads a text both ways, and layers with {mixers[0].called} read it from left to right: take a model whose "
             "layers are all attention"
         )
+
+
+def check_begins_at(lm: Any, layer: int, what: str) -> None:
+    """Raises ValueError if slots of width E cannot begin at a layer of an LM (`Partial.beside`).
+
+    Args:
+      lm: the model.
+      layer: the first layer that reads them.
+      what: who adds them, in the error.
+    """
+    if not 0 < layer < lm.num_layers:
+        raise ValueError(
+            f"{what}: a slot cannot begin at layer {layer} of a target of {lm.num_layers}: choose 1 to {lm.num_layers - 1}"
+        )
+    config = getattr(lm, "config", None)
+    if config is None:
+        return
+    if config.embedding.streams:
+        raise ValueError(
+            f"{what}: a slot begins as one residual stream, and this target has several: take another drafter"
+        )
+    for reader in range(layer, lm.num_layers):
+        if config.source(reader) < layer:
+            raise ValueError(
+                f"{what}: layer {reader} reads the keys of layer {config.source(reader)}, which a slot that begins at layer "
+                f"{layer} does not have: take another drafter"
+            )
 
 
 def check_mixtures(lm: LM) -> None:

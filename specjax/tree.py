@@ -312,7 +312,8 @@ class Extra(Pretty):
     committed.
 
     A tree node never sees an extra slot. A drafter observes its own extra slots; the verifier's extra slots are only
-    for the verifier.
+    for the verifier. Slots that begin at an inner layer are slots of the proposal's head start as well
+    (`specjax.lm.Partial.beside`).
 
     Attributes:
       tokens: `[B, X]` int32.

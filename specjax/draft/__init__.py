@@ -37,6 +37,7 @@ from specjax.draft.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
 from specjax.draft.clover import Clover as Clover
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD
+from specjax.draft.hidden_transfer import HiddenTransfer as HiddenTransfer
 from specjax.draft.kangaroo import Kangaroo as Kangaroo
 from specjax.draft.swift import Swift as Swift
 from specjax.draft.del_ import DynamicExit as DynamicExit

@@ -30,7 +30,7 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
 from specjax.state import Finish
 
-FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin", "clover"}
+FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer"}
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""
 
@@ -40,7 +40,8 @@ SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
     "eagle3", "fspad", "griffin", "peagle", "dflash", "dspark", "jetspec-best_first", "mtp", "gemma4_assistant",
-    "clover", "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade", "switch",
+    "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade",
+    "switch",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

@@ -30,6 +30,7 @@ from specjax.draft import (
     Eagle3,
     Fspad,
     Griffin,
+    HiddenTransfer,
     Hydra,
     JetSpec,
     Kangaroo,
@@ -191,6 +192,7 @@ DRAFTERS = {
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
+    "hidden_transfer": HiddenTransfer(),
     "acceptance": adaptive(ModelDrafter(DRAFT), Acceptance(0.2), 3),
     "fuse": fuse(PromptLookup(length=2, min_ngram=1), Eagle(Chain(2))),
     "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 2, 1),
@@ -252,7 +254,7 @@ def check(got, wanted, k):
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
     "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
-    "clover", "chimera", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 

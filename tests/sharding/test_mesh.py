@@ -124,6 +124,7 @@ def test_heads_are_split_as_the_target_is():
         "eagle3": attention | mlp | {"['head']['kernel']": columns},
         "kangaroo": attention,
         "ppd": {},
+        "hidden_transfer": {},
     }
     for name, specs in wanted.items():
         assert split(decoder_on("data=2,model=4", name), name) == specs, name

@@ -18,6 +18,7 @@ from specjax.draft import (
     Fspad,
     Gemma4Assistant,
     Griffin,
+    HiddenTransfer,
     Hydra,
     Kangaroo,
     LSTMSpeculator,
@@ -36,6 +37,7 @@ from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
+from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.kangaroo.objective import TrainKangaroo
 from specjax.draft.medusa.objective import TrainMedusa
@@ -73,6 +75,7 @@ DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
     "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
     "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),
+    "hidden_transfer": TrainHiddenTransfer(HiddenTransfer(layers=(1, 1)).bind(tiny.TARGET), cuts=6),
     "acceptance": TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1)),
 }
 """Objectives that draw places or tokens by slot."""

@@ -26,8 +26,8 @@ from specjax.sampling.noise import gumbel
 from specjax.state import Finish
 
 TARGET = LlamaLM(llama_config(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
-DEEP = ("swift", "del")
-"""Drafters that leave out or choose among layers: two are enough for the others, and compile sooner."""
+DEEP = ("swift", "del", "hidden_transfer")
+"""Drafters that leave out layers, choose among them or enter several: two are enough for the others, and compile sooner."""
 
 PROMPTS = (3, 1, 4, 1, 5, 3, 1, 4), (2,), (9, 9, 4, 10, 9)
 HEATS = 0.0, 1.0, 0.7

@@ -439,6 +439,7 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
         "chimera",
         "gemma4_assistant",
         "ppd",
+        "hidden_transfer",
         "fspad",
         "griffin",
     ],

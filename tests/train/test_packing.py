@@ -39,7 +39,7 @@ def poisoned(batch):
     return dataclasses.replace(batch, tokens=jnp.where(batch.documents == 1, batch.tokens, 31))
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", but_slow(DRAWN, "hidden_transfer"))
 def test_a_document_knows_nothing_of_its_neighbour(name):
     """Only the second document of each row is learned."""
     objective = DRAWN[name]

@@ -233,6 +233,18 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss, aligned:
     return chunked(compare, inputs, size)
 
 
+def agreed(teacher: Teacher, guess: Guess) -> Array:
+    """`[B, W]` bool, whether a guess's likeliest tokens are the target's; the distributions of some slots exist at a time."""
+
+    def compare(inputs):
+        dist = teacher.dist(inputs[0])
+        return dist.known & (jnp.argmax(dist.logits, axis=-1) == jnp.argmax(guess.dist(inputs[1]), axis=-1))
+
+    inputs = teacher.grounds, guess.aligned(teacher.batch.tokens.shape[1])
+    told = chunked(compare, inputs, positions_at_a_time(teacher.batch))
+    return told[:, guess.steps : guess.steps + guess.width]
+
+
 def among_likeliest(logits: Array, labels: Array, count: int) -> Array:
     """`[...]` bool, whether the columns `labels` `[...]` are among the `count` likeliest of logits `[..., U]`; no -1 is."""
     own = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)

@@ -28,6 +28,7 @@ from specjax.draft import (
     DSpark,
     Eagle,
     Eagle3,
+    Falcon,
     Fspad,
     Griffin,
     HiddenTransfer,
@@ -182,6 +183,7 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
     "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
+    "falcon": Falcon(TopK(k=2, depth=4, nodes=6)),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
@@ -253,8 +255,8 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
-    "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse", "cascade",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "mtp", "peagle", "dflash", "jetspec", "dspark",
+    "dspark, gated", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 

@@ -39,6 +39,16 @@ def _layer(outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {f"layers.0.{name}": (f"layer.{ours}", shape) for name, (ours, shape) in made.items()}
 
 
+def _lstm(carries: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Torch's two biases of a layer are one of ours, and so are their numbers."""
+    made = {}
+    for i in range(2):
+        made[f"lstm.weight_ih_l{i}"] = (f"lstm.{i}.enter.kernel", (4 * E, E if i else 2 * E))
+        made[f"lstm.weight_hh_l{i}"] = (f"lstm.{i}.recur.kernel" if carries else "", (4 * E, E))
+        made |= {f"lstm.bias_{n}_l{i}": (f"lstm.{i}.enter.bias", (4 * E,)) for n in ("ih", "hh")}
+    return made
+
+
 FC = {"fc.fc.weight": ("fc.kernel", (E, 2 * E)), "fc.fc.bias": ("fc.bias", (E,))}
 TENSORS = {
     "eagle1": {"fc.weight": FC["fc.fc.weight"], "fc.bias": FC["fc.fc.bias"], **_layer(1)},
@@ -58,8 +68,10 @@ TENSORS = {
         "fc.mlp.down_proj.weight": ("both.down.kernel", (E, INNER)),
         **_layer(2),
     },
+    "falcon": {**_lstm(False), **_layer(1)},
+    "falcon_carries": {**_lstm(True), **_layer(1)},
 }
-"""The published name of every tensor, ours, and its published shape."""
+"""The published name of every tensor, ours (empty: none of ours), and its published shape."""
 
 
 def drawn(kind: str, seed: int, scale: float = 0.4) -> dict[str, np.ndarray]:
@@ -88,10 +100,15 @@ def params_of(kind: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
     """Our parameters."""
     made: dict[str, Any] = {}
     for name, (ours, _) in TENSORS[kind].items():
-        *path, last = ours.split(".")
-        place = functools.reduce(lambda inner, key: inner.setdefault(key, {}), path, made)
-        place[last] = jnp.asarray(tensors[name].T)
+        if ours:
+            *path, last = _keys(ours)
+            place = functools.reduce(lambda inner, key: inner.setdefault(key, {}), path, made)
+            place[last] = place.get(last, 0) + jnp.asarray(tensors[name].T)
     return made
+
+
+def _keys(ours: str) -> list[str | int]:
+    return [int(key) if key.isdigit() else key for key in ours.split(".")]
 
 
 def outputs(drafter: Any, own: Any, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +139,8 @@ def loss_and_slopes(kind: str, objective: Any) -> tuple[float, dict[str, float],
     along = params_of(kind, drawn(kind, 2))
     slopes = jax.tree.map(lambda g, r: float((g * r).sum()), grads, along)
     found = {
-        name: functools.reduce(lambda x, key: x[key], ours.split("."), slopes)
+        name: functools.reduce(lambda x, key: x[key], _keys(ours), slopes)
         for name, (ours, _) in TENSORS[kind].items()
+        if ours
     }
     return float(loss), {name: float(x) for name, x in metrics.items()}, found

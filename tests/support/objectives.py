@@ -15,6 +15,7 @@ from specjax.draft import (
     DSpark,
     Eagle,
     Eagle3,
+    Falcon,
     Fspad,
     Gemma4Assistant,
     Griffin,
@@ -35,6 +36,7 @@ from specjax.draft.dflash.objective import TrainDFlash
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
+from specjax.draft.falcon.objective import TrainFalcon
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
 from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
@@ -62,6 +64,7 @@ FIXED = {
     "clover2": TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), heads=2),
     "eagle1": TrainEagle(Eagle().bind(tiny.TARGET), noise=0.0),
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),
+    "falcon": TrainFalcon(Falcon().bind(tiny.TARGET), noise=0.0, glance=0.0),
     "fspad": TrainEagle(Fspad().bind(tiny.TARGET), noise=0.0, unroll=2),
     "griffin": TrainGriffin(Griffin().bind(tiny.TARGET), noise=0.0, **TrainGriffin.presets["stage2"]),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),

@@ -25,6 +25,7 @@ from specjax.draft import (
     DSpark,
     Eagle,
     Eagle3,
+    Falcon,
     Fspad,
     Gemma4Assistant,
     Griffin,
@@ -43,6 +44,7 @@ from specjax.draft.dspark.network import MarkovHead
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
+from specjax.draft.falcon.objective import TrainFalcon
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
 from specjax.draft.hydra.objective import TrainHydra
@@ -73,6 +75,7 @@ OBJECTIVES = {
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
     "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
+    "falcon": lambda ids: TrainFalcon(Falcon().bind(tiny.TARGET), ids),
     "griffin": lambda ids: TrainGriffin(Griffin().bind(tiny.TARGET), ids, **TrainGriffin.presets["stage2"]),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
     "dflash": lambda ids: TrainDFlash(

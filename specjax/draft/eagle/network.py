@@ -76,6 +76,7 @@ class EagleHead:
         block: Block,
         cache: KVCache | None,
         past: KVDelta | None = None,
+        **more: Any,
     ) -> tuple[Array, KVDelta]:
         """The module's outputs `[B, T, F]` for pairs, predicted features, and the pairs' part of the cache.
 
@@ -86,6 +87,7 @@ class EagleHead:
           block: positions and visibility of the pairs.
           cache: of committed pairs.
           past: uncommitted pairs before this block.
+          **more: what the module reads besides.
         """
         own = {name: value for name, value in params.items() if name not in self.besides}
         dtype = params_dtype(own)
@@ -96,7 +98,7 @@ class EagleHead:
         layers = self.config.num_hidden_layers
         each = lambda kv: [None] * layers if kv is None else list(zip(kv.key, kv.value, strict=True))
         rope = self.config.tables(block.positions)
-        out, kvs = module(embeds.astype(dtype), features, rope, block, each(cache), each(past), positions)
+        out, kvs = module(embeds.astype(dtype), features, rope, block, each(cache), each(past), positions, **more)
         keys, values = zip(*kvs, strict=True)
         return out, KVDelta(keys, values, block.positions)
 

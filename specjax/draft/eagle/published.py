@@ -8,13 +8,15 @@ from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width,
 from specjax.models.errors import ModelError
 
 
-def layer_of(reader: Reader, config: dict[str, Any], target: Any) -> Any:
+def layer_of(reader: Reader, config: dict[str, Any], target: Any, *known: str) -> Any:
     """The `ModelConfig` of a head's one layer, of the target's width; a file's copy of the embedding is checked.
+
+    The flags `known` are read by the caller.
 
     Raises:
       ModelError: for another width, vocabulary, embedding or number of layers, and for unknown flags.
     """
-    check_flags(reader, config, "bias")
+    check_flags(reader, config, "bias", *known)
     own = layer_config(reader, config, target)
     check_width(reader, own.hidden_size, target)
     if config.get("num_hidden_layers", 1) != 1:

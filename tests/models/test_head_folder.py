@@ -45,7 +45,7 @@ KINDS = {
     "eagle3": (Eagle3(taps=(0, 2)), {"taps": [0, 2]}),
     "fspad": (Fspad(), {}),
     "griffin": (Griffin(), {}),
-    "falcon": (Falcon(), {"block": 2, "carries": True}),
+    "falcon": (Falcon(carries=True), {"block": 2, "carries": True}),
     "peagle": (PEagle(taps=(0, 2)), {"taps": [0, 2]}),
     "dflash": (DFlash(layers=2, block=5), {"layers": 2, "block": 5}),
     "jetspec": (JetSpec(layers=2, block=5), {"layers": 2, "block": 5, "causal": True}),

@@ -183,7 +183,7 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
     "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
-    "falcon": Falcon(TopK(k=2, depth=4, nodes=6)),
+    "falcon": Falcon(TopK(k=2, depth=4, nodes=6), carries=True),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),

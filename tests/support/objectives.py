@@ -64,7 +64,7 @@ FIXED = {
     "clover2": TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), heads=2),
     "eagle1": TrainEagle(Eagle().bind(tiny.TARGET), noise=0.0),
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),
-    "falcon": TrainFalcon(Falcon().bind(tiny.TARGET), noise=0.0, glance=0.0),
+    "falcon": TrainFalcon(Falcon(carries=True).bind(tiny.TARGET), noise=0.0, glance=0.0),
     "fspad": TrainEagle(Fspad().bind(tiny.TARGET), noise=0.0, unroll=2),
     "griffin": TrainGriffin(Griffin().bind(tiny.TARGET), noise=0.0, **TrainGriffin.presets["stage2"]),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),

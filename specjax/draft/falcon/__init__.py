@@ -65,14 +65,16 @@ class Falcon(Eagle):
     and embedding. So nodes of depth 1 to k - 1 have the distributions of the root's block, nodes of depth k to 2 k - 1
     those of their ancestor's at depth k, and so on.
 
-    A text's last block always ends with its last pair. Keys and values are those that a pair had when it was committed.
+    A text's last block always ends with its last pair. Keys and values are those that a pair had when it was committed;
+    they do not depend on its block unless the LSTM carries.
 
     `params["draft"]` is FalconHead's, and optionally `head` and `ids`, as in EAGLE.
 
     Attributes:
       block: k.
-      carries: whether the LSTM goes on from pair to pair of a block. Otherwise it begins empty at every pair, as in the
-        authors' code with one row.
+      carries: whether the LSTM goes on from pair to pair of a block. By default it begins empty at every pair, as in the
+        authors' code with one row. If it carries, a pair's keys and values depend on where its block began. Then drafts
+        depend on whether a text came as a prompt or in steps; its text does not.
     """
 
     about = About(
@@ -88,7 +90,7 @@ class Falcon(Eagle):
 
     expander: Expander = Chain(4)
     block: int = 2
-    carries: bool = True
+    carries: bool = False
 
     def __post_init__(self):
         super().__post_init__()

@@ -79,7 +79,7 @@ class FalconHead(EagleHead):
     """
 
     block: int = 2
-    carries: bool = True
+    carries: bool = False
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Falcon(self.config, self.block, self.carries, dtype, rngs)

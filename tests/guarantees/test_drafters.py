@@ -39,7 +39,7 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "eagle1", "eagle2",
-    "eagle3", "fspad", "griffin", "peagle", "dflash", "dspark", "jetspec-best_first", "mtp", "gemma4_assistant",
+    "eagle3", "fspad", "griffin", "peagle", "dflash", "dspark", "domino", "jetspec-best_first", "mtp", "gemma4_assistant",
     "clover2", "ppd", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade", "switch",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""

@@ -23,6 +23,7 @@ from specjax.draft import (
     DFlash,
     DiffusionDrafter,
     DiffuSpec,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -184,6 +185,7 @@ DRAFTERS = {
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
     "dspark": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="rnn", rank=4),
     "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
+    "domino": Domino(TopK(k=2, depth=2, nodes=4), block=4, state=6, rank=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -248,7 +250,7 @@ def check(got, wanted, k):
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
     "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
-    "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
+    "domino", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from specjax.draft import (
     PPD,
     Clover2,
     DFlash,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -27,6 +28,7 @@ from specjax.draft.acceptance import Acceptance
 from specjax.draft.acceptance.objective import TrainAcceptance
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import TrainDFlash
+from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
@@ -66,6 +68,7 @@ FIXED = {
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
     "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
+    "domino": TrainDomino(Domino(block=3, state=6, rank=4).bind(tiny.TARGET), anchors=6),
     "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),
     "acceptance": TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1)),
 }

@@ -20,6 +20,7 @@ from specjax.draft import (
     MTP,
     Clover2,
     DFlash,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -35,6 +36,8 @@ from specjax.draft import (
 )
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
+from specjax.draft.domino.network import Correction
+from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.network import MarkovHead
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
@@ -82,6 +85,7 @@ OBJECTIVES = {
         distribution_weight=1.0,
         confidence_weight=0.1,
     ),
+    "domino": lambda ids: TrainDomino(Domino(block=3, state=8, rank=4).bind(tiny.TARGET), ids, anchors=12),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
     "eagle3": lambda ids: TrainEagle3(
@@ -288,14 +292,17 @@ PUBLISHED_BIAS = [
 
 
 def drawn_blocks():
-    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark."""
+    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark and Domino."""
     rng = np.random.default_rng(5)
     h, dists = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
     tokens = rng.integers(0, 5, (2, 3, 5))
     table, kernel, sure, bias = (rng.normal(size=size) for size in ((5, 2), (2, 5), (7, 1), (1,)))
     due = np.arange(4)[None, None] < np.array([[4, 2, 0], [1, 3, 4]])[..., None]
     markov = {"table": {"embedding": table}, "head": {"kernel": kernel}}
-    own = {"draft": {"markov": markov, "confidence": {"kernel": sure, "bias": bias}}}
+    sizes = {"token": (5, 9), "memory": (3, 9), "inner": (8, 2), "head": (2, 5)}
+    correction = {name: {"kernel": rng.normal(size=size)} for name, size in sizes.items()}
+    own = {"markov": markov, "confidence": {"kernel": sure, "bias": bias}, "correction": correction}
+    own = {"target": rng.normal(size=(5, 5)), "draft": own}
     blocks = Blocks(jnp.asarray(tokens), dists, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (h, own)), blocks
 
@@ -303,16 +310,40 @@ def drawn_blocks():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_losses_of_blocks_are_the_published_ones(name):
     """Loss and gradients, over blocks of four, two, one, three and four tokens and one that counts not at all."""
-    drafter: Any = SimpleNamespace(drafts=4, rank=2, confidence=True, logits=lambda own, h: h)
-    drafter.bias = MarkovHead("vanilla", 2, 5)
-    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec}
+    drafter: Any = SimpleNamespace(drafts=4, rank=2, state=3, plain=1, confidence=True, logits=lambda own, h: h)
+    drafter.bias, drafter.correction = MarkovHead("vanilla", 2, 5), Correction(5, 3, 2)
+    drafter.embed = lambda own, tokens: own["target"][tokens]
+    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec, "domino": TrainDomino}
     objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
     (h, own), blocks = drawn_blocks()
-    run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN)
+    run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN, jnp.full((2,), 0.75))
     loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
     assert (float(loss), float(jnp.linalg.norm(grad))) == pytest.approx(PUBLISHED[name], rel=1e-5)
     if name == "dspark":
         np.testing.assert_allclose(of_own["draft"]["markov"]["head"]["kernel"], PUBLISHED_BIAS, atol=1e-6)
+    if name == "domino":
+        norms = jax.tree.map(jnp.linalg.norm, of_own["draft"]["correction"])
+        assert {part: float(norm["kernel"]) for part, norm in norms.items()} == pytest.approx(PUBLISHED_NORMS, rel=1e-5)
+
+
+def test_domino_goes_from_uncorrected_blocks_to_corrected_ones():
+    """At the beginning of a run the correction is not trained, at its end it alone; held-out text is read as at the end."""
+    objective, target = OBJECTIVES["domino"](()), tiny.target_params()
+    params = objective.init(jax.random.key(0), target)
+    params["correction"]["head"]["kernel"] += 0.3 * jax.random.normal(jax.random.key(2), (4, 32))
+
+    @jax.jit
+    def found(done):
+        own = batch() if done is None else dataclasses.replace(batch(), done=jnp.full((3,), done))
+        run = lambda p: objective.loss(p, target, own, jax.random.key(1))[0]
+        loss, grads = jax.value_and_grad(run)(params)
+        return loss, optax.tree.norm(grads["correction"])
+
+    (first, untrained), (half, _), (last, trained) = (found(done) for done in (0.0, 0.5, 1.0))
+    assert untrained == 0 < trained and abs(first - last) > 1e-3
+    assert float(half) == pytest.approx((first + last) / 2, rel=1e-5) and float(found(None)[0]) == pytest.approx(last)
+    with pytest.raises(ValueError, match="domino: base_weight and base_until are shares of at most 1"):
+        TrainDomino(objective.drafter, base_until=0.0)
 
 
 @pytest.mark.slow
@@ -363,6 +394,8 @@ def test_presets_of_a_line():
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
     assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
+    domino = made("domino:preset=paper")
+    assert (domino.divergence, domino.anchors, domino.gamma) == (CrossEntropy("text"), 256, 7.0)
     hass = made("eagle1:preset=hass")
     assert (hass.unroll, hass.decay, hass.detached, hass.divergence) == (3, 1.0, True, ForwardKL(10, 10.0))
     assert made("eagle1:preset=hass", loss="forward_kl").divergence == ForwardKL() == made("eagle1").divergence

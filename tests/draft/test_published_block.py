@@ -535,7 +535,9 @@ def test_bad_domino_files_are_one_line_each(tmp_path):
         "weight_hh_l0 has shape .18, 6., expected .21, 7.": {"gru_hidden_dim": 7},
     }.items():
         with pytest.raises(ValueError, match=message) as caught:
-            read_head(write(tmp_path, {**config, "dflash_config": {**nested, **more}}, tensors), "domino", Domino, toy())
+            read_head(
+                write(tmp_path, {**config, "dflash_config": {**nested, **more}}, tensors), "domino", Domino, toy()
+            )
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="domino: state and rank must be at least 1"):
         Domino(rank=0)

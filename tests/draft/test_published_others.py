@@ -194,7 +194,10 @@ KNOWN = {
     "of a rank": ({"num_anchors": 4, "markov_rank": 8, "architectures": ["DFlashDraftModel"]}, "dspark"),
     "of a rank in the nested fields": ({"dflash_config": {"markov_rank": 8}}, "dspark"),
     "of a causal head": ({"dflash_config": {"causal_head": True}, "architectures": ["DFlashDraftModel"]}, "jetspec"),
-    "of a projector": ({"dflash_config": {"projector_type": "domino"}, "architectures": ["DFlashDraftModel"]}, "domino"),
+    "of a projector": (
+        {"dflash_config": {"projector_type": "domino"}, "architectures": ["DFlashDraftModel"]},
+        "domino",
+    ),
     "by its name, beside what EAGLE-3 has too": ({"speculators_model_type": "peagle", "draft_vocab_size": 4}, "peagle"),
     "by its class": ({"architectures": ["Gemma4AssistantForCausalLM"]}, "gemma4_assistant"),
     "by its class, beside a target's field": ({"architectures": ["Qwen3MTP"], "num_mtp_layers": 1}, "mtp"),

@@ -279,11 +279,19 @@ def test_the_loss_of_blocks_is_one_mean_over_all_places():
 
 
 # DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0.
-# JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published.
+# JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published. Domino's is SpecForge's
+# `OnlineDominoModel._domino_objective_chunk_terms` with a quarter of the loss for uncorrected blocks.
 PUBLISHED = {
     "dspark": (2.370208501815796, 0.2326582819223404),
     "dflash": (1.8973368406295776, 0.26331010460853577),
     "jetspec": (0.6859257817268372, 0.13955309987068176),
+    "domino": (2.0779857740650303, 0.2842489567065452),
+}
+PUBLISHED_NORMS = {
+    "token": 0.21784371407729103,
+    "memory": 0.0871193270629307,
+    "inner": 0.25403191618026205,
+    "head": 0.10699473247498194,
 }
 PUBLISHED_BIAS = [
     [-0.0340225, 0.0190930, -0.0221095, 0.0506002, -0.0135612],

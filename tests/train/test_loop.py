@@ -61,7 +61,7 @@ class Scheduled(Bigram):
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         value, metrics = super().loss(params, target_params, batch, key, mean)
-        return value, metrics | {"done": mean(batch.done, jnp.ones_like(batch.done))}
+        return value, metrics | {"done": mean(batch.done[:, None], batch.mask[:, :1] >= 0)}
 
 
 def train(

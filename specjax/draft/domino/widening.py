@@ -12,4 +12,7 @@ def beside_states(params: PyTree, k: int, width: int) -> PyTree:
     correction = dict(params["correction"])
     for name in ("token", "inner"):
         correction[name] = tiled_rows(correction[name], 0, k, width)
-    return {**tiled({name: part for name, part in params.items() if name != "correction"}, k, width), "correction": correction}
+    return {
+        **tiled({name: part for name, part in params.items() if name != "correction"}, k, width),
+        "correction": correction,
+    }

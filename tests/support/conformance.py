@@ -192,7 +192,7 @@ DRAFTERS: dict[str, Drafter] = {
     "peagle": PEagle(Chain(3)),
     "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
     "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),
-    "domino": Domino(TopK(k=2, depth=3, nodes=6), block=4, state=12, rank=8),
+    "domino": Domino(TopK(k=2, depth=3, nodes=6), block=4, state=12, rank=8, plain=2),
     "jetspec-best_first": JetSpec(BestFirst(k=2, depth=3, nodes=8), layers=2, block=5),
     "mtp": MTP(TopK(k=2, depth=3, nodes=6)),
     "gemma4_assistant": Gemma4Assistant(TopK(k=2, depth=3, nodes=6)),

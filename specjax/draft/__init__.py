@@ -26,6 +26,7 @@ from specjax.draft.speculator import LSTMSpeculator as LSTMSpeculator
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.fspad import Fspad as Fspad
 from specjax.draft.griffin import Griffin as Griffin
+from specjax.draft.gumiho import Gumiho as Gumiho
 from specjax.draft.eagle3 import Eagle3 as Eagle3
 from specjax.draft.peagle import PEagle as PEagle
 from specjax.draft.dflash import DFlash as DFlash

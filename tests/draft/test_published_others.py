@@ -220,6 +220,7 @@ def test_the_drafter_by_the_names_of_tensors(tmp_path):
         "eagle1": ("fc.weight", layer, "layers.0.mlp.up_proj.weight"),
         "fspad": ("fc.fc.weight", "fc.mlp.gate_proj.weight", "fc.mlp.up_proj.weight", layer),
         "griffin": ("fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight", layer),
+        "gumiho": ("fc.weight", layer, "layers.0.mlp.up_proj.weight", "mlp.0.0.linear.weight"),
         "eagle3": ("fc.weight", "midlayer.hidden_norm.weight"),
         "clover2": (layer, "layers.0.mlp.up_proj.weight", "clover_norm.weight"),
         "medusa": ("0.0.linear.weight",),

@@ -95,7 +95,7 @@ def test_power():
 
 SLOW = (
     "suffix", "sam", "iad", "rest", "jacobi", "pard", "pard2", "gad", "diffusion_draft", "diffuspec", "medusa", "hydra-prefix",
-    "mlp_speculator", "lstm_speculator", "eagle1", "eagle2", "eagle3", "fspad", "griffin", "peagle", "dflash",
+    "mlp_speculator", "lstm_speculator", "eagle1", "eagle2", "eagle3", "fspad", "griffin", "gumiho", "peagle", "dflash",
     "dspark", "domino", "jetspec-best_first", "mtp", "gemma4_assistant", "clover2", "ppd", "small_cache", "lookahead",
     "draft-early_stop", "rasd", "cascade", "switch",
 )  # fmt: skip

@@ -29,6 +29,7 @@ from specjax.draft import (
     Eagle3,
     Fspad,
     Griffin,
+    Gumiho,
     Hydra,
     JetSpec,
     Kangaroo,
@@ -180,6 +181,7 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
     "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
+    "gumiho": Gumiho(TopK(k=2, depth=3, nodes=6), mlps=1),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
@@ -249,7 +251,7 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "gumiho", "mtp", "peagle", "dflash", "jetspec", "dspark", "dspark, gated",
     "domino", "clover2", "kangaroo", "ppd", "acceptance", "fuse", "cascade",
     "switch",
 )  # fmt: skip

@@ -17,6 +17,7 @@ from specjax.draft import (
     Fspad,
     Gemma4Assistant,
     Griffin,
+    Gumiho,
     Hydra,
     Kangaroo,
     LSTMSpeculator,
@@ -34,6 +35,7 @@ from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
+from specjax.draft.gumiho.objective import TrainGumiho
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.kangaroo.objective import TrainKangaroo
 from specjax.draft.medusa.objective import TrainMedusa
@@ -58,6 +60,7 @@ FIXED = {
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),
     "fspad": TrainEagle(Fspad().bind(tiny.TARGET), noise=0.0, unroll=2),
     "griffin": TrainGriffin(Griffin().bind(tiny.TARGET), noise=0.0, **TrainGriffin.presets["stage2"]),
+    "gumiho": TrainGumiho(Gumiho(mlps=2).bind(tiny.TARGET), noise=0.0),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
     "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),
     "gemma4_assistant": TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), unroll=2),

@@ -65,7 +65,7 @@ def reference(t, path):
     """The feature after the drafted tokens of a path, which an output layer turns into the distribution of the next one."""
     t = {name: np.asarray(x, np.float64) for name, x in t.items()}
     table = np.asarray(toy().params["embed"]["embedding"], np.float64)
-    features, tokens, pairs = list(FEATURES), list(TEXT[1:]), []
+    features, tokens, pairs, h = list(FEATURES), list(TEXT[1:]), [], np.zeros(E)
     for depth in range(len(path) + 1):
         if depth >= 1:
             pairs.append(np.concatenate([table[path[depth - 1]], features[-1]]) @ t["fc.weight"].T + t["fc.bias"])

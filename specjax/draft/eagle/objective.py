@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models.kv import stack_past
-from specjax.objectives.base import Recipe, each_row
+from specjax.objectives.base import Batch, Recipe, each_row
 from specjax.objectives.losses import ForwardKL
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
@@ -63,7 +63,7 @@ class TrainEagle(HeadObjective):
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        noisy = self.noisy(features, batch, key) if self.noise else features
+        noisy = with_noise(features, batch, key, self.noise) if self.noise else features
         dist = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         past, h, guesses = None, features[:, :-1], []
@@ -84,16 +84,17 @@ class TrainEagle(HeadObjective):
     def held_out(self, target_params):
         return dataclasses.replace(self, noise=0.0, aligned=0), target_params
 
-    def noisy(self, features, batch, key):
-        """Features `[B, T, ...]` with noise scaled by the size of each slot's document."""
-        drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
-        most = (self.noise * 512 / batch.sizes).astype(features.dtype)
-        return features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
-
     def later(self, own, h, block, past):
         """Pass s > 0, after outputs `[B, W, F]`: its own outputs, and its keys and values."""
         h = jax.lax.stop_gradient(h) if self.detached else h
         return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+
+
+def with_noise(features: Array, batch: Batch, key: Array, noise: float) -> Array:
+    """Features `[B, T, ...]` with noise scaled by the size of each slot's document, see `TrainEagle.noise`."""
+    drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
+    most = (noise * 512 / batch.sizes).astype(features.dtype)
+    return features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
 
 
 def smooth_l1(a: Array, b: Array) -> Array:

@@ -5,7 +5,7 @@ import functools
 
 import jax.numpy as jnp
 
-from specjax.draft.eagle.objective import TrainEagle, smooth_l1
+from specjax.draft.eagle.objective import smooth_l1, with_noise
 from specjax.draft.gumiho import SERIAL
 from specjax.objectives.base import Recipe, check_not_negative
 from specjax.objectives.means import MEAN
@@ -36,8 +36,6 @@ class TrainGumiho(HeadObjective):
     distribution_weight: float = 0.1
     noise: float = 0.1
 
-    noisy = TrainEagle.noisy
-
     def __post_init__(self):
         check_not_negative("gumiho", self, "mlp_weight", "decay", "feature_weight", "distribution_weight", "noise")
 
@@ -46,7 +44,7 @@ class TrainGumiho(HeadObjective):
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        noisy = self.noisy(features, batch, key) if self.noise else features
+        noisy = with_noise(features, batch, key, self.noise) if self.noise else features
         dist = functools.partial(drafter.logits, own)
         length = batch.tokens.shape[1]
         h, _ = drafter.read(own, noisy[:, :-1], batch.pairs(), None)  # slot t stands for feature t + 1

@@ -62,7 +62,7 @@ class Gumiho(Eagle):
 
     def bind(self, target):
         own = self.config or layers_config(target, "gumiho", self.layers)
-        return Eagle.bind(dataclasses.replace(self, config=own, layers=own.num_hidden_layers), target)
+        return dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers)
 
     @classmethod
     def objective(cls):

@@ -129,6 +129,19 @@ def tiled(params: PyTree, k: int, width: int) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, x: _tiled(path, x, k, width), params)
 
 
+def tiled_rows(module: PyTree, at: int, k: int, width: int) -> PyTree:
+    """A module whose `kernel` reads a vector of the model's width beside other numbers: only that vector's rows are tiled.
+
+    Args:
+      module: {`kernel` `[I, O]`, ...}.
+      at: the first of these rows.
+      k: the factor.
+      width: E before widening.
+    """
+    before, own, after = jnp.split(module["kernel"], (at, at + width))
+    return {**module, "kernel": jnp.concatenate([before, jnp.tile(own, (k, 1)) / k, after])}
+
+
 def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x

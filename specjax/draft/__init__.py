@@ -28,10 +28,12 @@ from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.fspad import Fspad as Fspad
 from specjax.draft.griffin import Griffin as Griffin
 from specjax.draft.falcon import Falcon as Falcon
+from specjax.draft.gumiho import Gumiho as Gumiho
 from specjax.draft.eagle3 import Eagle3 as Eagle3
 from specjax.draft.peagle import PEagle as PEagle
 from specjax.draft.dflash import DFlash as DFlash
 from specjax.draft.dspark import DSpark as DSpark
+from specjax.draft.domino import Domino as Domino
 from specjax.draft.jetspec import JetSpec as JetSpec
 from specjax.draft.mtp import MTP as MTP
 from specjax.draft.gemma4_assistant import Gemma4Assistant as Gemma4Assistant

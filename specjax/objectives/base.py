@@ -34,6 +34,7 @@ class Batch:
       documents: `[B, T]` int32, the document of its row that a slot belongs to; None: a row is one document.
       output: the target's output for the rows, if it was captured before; None: the loop runs the target.
       wrong: `[B, T]` bool, which tokens of `mask` are labelled wrong; None: nothing is labelled.
+      done: `[B]` float32, the share of all updates that were made before, the same in every row; None: it is no update's.
     """
 
     tokens: Array
@@ -41,6 +42,7 @@ class Batch:
     documents: Array | None = None
     output: Output | None = None
     wrong: Array | None = None
+    done: Array | None = None
 
     @classmethod
     def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":

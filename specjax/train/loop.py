@@ -132,6 +132,8 @@ def update(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Makes one update. `state` is donated and keeps its layout; on a mesh, that of `TrainState.places`."""
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+    done = jnp.full((len(batch.tokens),), state.step / settings.steps, jnp.float32)
+    batch = dataclasses.replace(batch, done=done)
     grads, metrics, weight = gradients(
         objective, state.params, frozen, batch, key, settings.accumulate, mesh, settings.compute_dtype
     )

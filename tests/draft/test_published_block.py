@@ -12,9 +12,10 @@ from support.steps_seen import read_text
 
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.draft import DFlash, DSpark, JetSpec, PEagle, Scored, View, adaptive
+from specjax.draft import DFlash, Domino, DSpark, JetSpec, PEagle, Scored, View, adaptive
 from specjax.draft.dflash.objective import Blocks, outputs
 from specjax.draft.dflash.published import _from_anchor
+from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head, save_head
@@ -247,7 +248,8 @@ BAD = {
     r"target_layer_ids \[2, 0\] are not ascending": {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]}},
     "unknown flag dflash_config.frob": {"dflash_config": {"frob": 1}},
     "block_size must be a number of slots": {"block_size": "x"},
-    "Domino corrects blocks with a recurrent network, which is not read": {"architectures": ["DominoDraftModel"]},
+    "Domino corrects blocks with a recurrent network": {"architectures": ["DominoDraftModel"]},
+    "projector_type is 'domino': a head for another drafter than dflash": {"projector_type": "domino"},
     "layers.2.mlp": {"num_hidden_layers": 3},
 }  # fmt: skip
 
@@ -388,11 +390,11 @@ class Given(Expander):
     depth = property(lambda self: len(self.tokens))
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
-        self.seen.append((logits[0], carry[1][0]))
+        self.seen.append((logits[0], carry))
         for depth, token in enumerate(self.tokens[:-1], start=1):
             visible = jnp.ones((1, 1, depth), bool)
             carry, dists = grow(carry, Level(jnp.asarray([[token]]), jnp.asarray([[depth - 2]]), visible, depth))
-            self.seen.append((dists[0, 0], carry[1][0]))
+            self.seen.append((dists[0, 0], carry))
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
@@ -407,9 +409,9 @@ def test_dspark_corrects_a_slot_by_the_token_before_it(kind, tmp_path):
     dists, sure = corrected(tensors, kind, np.asarray(h, np.float64), (TEXT[-1], *drafted))
     given = dataclasses.replace(drafter, expander=Given(drafted))
     given.propose(model, draft, view_of(TEXT), Sampler(None, None, None, None, None))
-    for (dist, score), wanted, certain in zip(given.expander.seen, dists, sure, strict=True):
+    for (dist, (_, score)), wanted, certain in zip(given.expander.seen, dists, sure, strict=True):
         np.testing.assert_allclose(dist, wanted, rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(score, certain, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(score[0], certain, rtol=1e-3, atol=1e-4)
     blocks = Blocks(jnp.asarray([[(TEXT[-1], *drafted)]]), None, None, None, None, None)
     taught, logits = TrainDSpark(drafter)._slots(model, h[None, None], blocks)
     np.testing.assert_allclose(taught[0, 0], dists, rtol=1e-3, atol=1e-3)
@@ -462,3 +464,80 @@ def test_the_confidence_head_ends_a_chain():
         tree = drafter.propose(own, drafter.init(own, 1, 32), view, sampler).tree
         counts.append(int(tree.valid.sum()))
     assert counts == [2, 4]
+
+
+def domino(shift=True, plain=1, **config):
+    """SpecForge's Domino: z-lab's layers, a recurrent network, a projection, and neither embedding nor head."""
+    own, tensors = zlab(**config)
+    own["dflash_config"] |= {
+        "projector_type": "domino", "gru_hidden_dim": 6, "emb_dim": 5, "pure_draft_prefix_len": plain, "shift_label": shift,
+    }  # fmt: skip
+    shapes = {"prefix_gru.weight_ih_l0": (18, E), "prefix_gru.weight_hh_l0": (18, 6)}
+    shapes |= {"embed_proj.0.weight": (5, E + 6), "embed_proj.2.weight": (V, 5)}
+    loud = {name: x * 8 for name, x in draw(12, shapes).items()}
+    return {**own, "architectures": ["DominoDraftModel"]}, {**tensors, **loud}
+
+
+def along(t, base, h, text, plain):
+    """Logits of a block's slots along the tokens before them, in float64."""
+    t = {name: np.asarray(x, np.float64) for name, x in t.items()}
+    table, sigmoid = np.asarray(toy().params["embed"]["embedding"], np.float64), lambda x: 1 / (1 + np.exp(-x))
+    state, dists = np.zeros(6), []
+    for j, (hj, token) in enumerate(zip(h, text, strict=False)):
+        of_token = np.split(t["prefix_gru.weight_ih_l0"] @ table[token], 3)
+        of_state = np.split(t["prefix_gru.weight_hh_l0"] @ state, 3)
+        reset, update = (sigmoid(of_token[i] + of_state[i]) for i in (0, 1))
+        state = (1 - update) * np.tanh(of_token[2] + reset * of_state[2]) + update * state
+        inner = t["embed_proj.0.weight"] @ np.concatenate([hj, state])
+        dists.append(base[j] + (j >= plain) * (t["embed_proj.2.weight"] @ (inner * sigmoid(inner))))
+    return np.stack(dists)
+
+
+@pytest.mark.parametrize(("shift", "plain"), [(True, 1), (False, 0)])
+def test_domino_corrects_a_slot_by_all_tokens_before_it(shift, plain, tmp_path):
+    """Step by step as in decoding, and all at once along the text as in training."""
+    config, tensors = domino(shift, plain)
+    head = read_head(write(tmp_path, config, tensors), "domino", Domino, toy())
+    drafter, drafted = head.drafter, (11, 40, 3, 8)[: 3 + shift]
+    assert (drafter.drafts, drafter.from_anchor, drafter.plain) == (len(drafted), shift, plain)
+    assert drafter_of(tmp_path) == "domino"
+    model, _, draft = behind(head, TEXT)
+    h = drafter.outputs(model, draft, view_of(TEXT))
+    base = drafter.logits(model, h)[0]
+    dists = along(tensors, np.asarray(base, np.float64), np.asarray(h[0], np.float64), (TEXT[-1], *drafted), plain)
+    assert [np.abs(a - b).max() > 0.1 for a, b in zip(dists, base, strict=True)] == [
+        j >= plain for j in range(len(base))
+    ]
+    given = dataclasses.replace(drafter, expander=Given(drafted))
+    given.propose(model, draft, view_of(TEXT), Sampler(None, None, None, None, None))
+    np.testing.assert_allclose([dist for dist, _ in given.expander.seen], dists, rtol=1e-3, atol=1e-3)
+    tokens = jnp.asarray([[(TEXT[-1], *drafted)]])
+    nothing = jnp.zeros((1, 1, len(drafted)), jnp.int32)
+    blocks = Blocks(tokens, base[None, None], nothing == 0, nothing == 0, None, nothing)
+    taught, _ = TrainDomino(drafter).dists(model, h[:, None], blocks)
+    np.testing.assert_allclose(taught[0, 0], dists, rtol=1e-3, atol=1e-3)
+
+
+def test_bad_domino_files_are_one_line_each(tmp_path):
+    """Files of early versions have a prefix; one that does not say where it drafts from does not draft from slot 0."""
+    config, tensors = domino()
+    nested = config["dflash_config"]
+    early = {f"logit_head.{n}" if n.startswith(("prefix", "embed_proj")) else n: x for n, x in tensors.items()}
+    silent = {key: x for key, x in nested.items() if key not in ("shift_label", "pure_draft_prefix_len")}
+    file = write(tmp_path / "early", {**config, "num_anchors": 256, "dflash_config": silent}, early)
+    drafter = read_head(file, "domino", Domino, toy()).drafter
+    assert (drafter.drafts, drafter.plain, drafter_of(file)) == (3, 0, "domino")
+    for message, more in {
+        "gru_hidden_dim is None and emb_dim 5": {"gru_hidden_dim": None},
+        "pure_draft_prefix_len must be a number of tokens, not 'x'": {"pure_draft_prefix_len": "x"},
+        "a block of 4 drafts 4 tokens, and plain=4 leaves none": {"pure_draft_prefix_len": 4},
+        "projector_type is 'dspark'": {"projector_type": "dspark"},
+        "weight_hh_l0 has shape .18, 6., expected .21, 7.": {"gru_hidden_dim": 7},
+    }.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            read_head(
+                write(tmp_path, {**config, "dflash_config": {**nested, **more}}, tensors), "domino", Domino, toy()
+            )
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="domino: state and rank must be at least 1"):
+        Domino(rank=0)

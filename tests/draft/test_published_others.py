@@ -194,6 +194,10 @@ KNOWN = {
     "of a rank": ({"num_anchors": 4, "markov_rank": 8, "architectures": ["DFlashDraftModel"]}, "dspark"),
     "of a rank in the nested fields": ({"dflash_config": {"markov_rank": 8}}, "dspark"),
     "of a causal head": ({"dflash_config": {"causal_head": True}, "architectures": ["DFlashDraftModel"]}, "jetspec"),
+    "of a projector": (
+        {"dflash_config": {"projector_type": "domino"}, "architectures": ["DFlashDraftModel"]},
+        "domino",
+    ),
     "by its name, beside what EAGLE-3 has too": ({"speculators_model_type": "peagle", "draft_vocab_size": 4}, "peagle"),
     "by its class": ({"architectures": ["Gemma4AssistantForCausalLM"]}, "gemma4_assistant"),
     "by its class, beside a target's field": ({"architectures": ["Qwen3MTP"], "num_mtp_layers": 1}, "mtp"),
@@ -217,6 +221,7 @@ def test_the_drafter_by_the_names_of_tensors(tmp_path):
         "fspad": ("fc.fc.weight", "fc.mlp.gate_proj.weight", "fc.mlp.up_proj.weight", layer),
         "griffin": ("fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight", layer),
         "falcon": ("lstm.weight_ih_l0", layer, "layers.0.mlp.up_proj.weight"),
+        "gumiho": ("fc.weight", layer, "layers.0.mlp.up_proj.weight", "mlp.0.0.linear.weight"),
         "eagle3": ("fc.weight", "midlayer.hidden_norm.weight"),
         "clover2": (layer, "layers.0.mlp.up_proj.weight", "clover_norm.weight"),
         "medusa": ("0.0.linear.weight",),

@@ -30,7 +30,7 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
 from specjax.state import Finish
 
-FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer"}
+FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho"}
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""
 
@@ -39,9 +39,9 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
-    "eagle3", "fspad", "griffin", "falcon", "peagle", "dflash", "dspark", "jetspec-best_first", "mtp",
-    "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache", "lookahead", "cascade",
-    "switch",
+    "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dspark", "domino", "jetspec-best_first", "mtp",
+    "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache", "lookahead",
+    "cascade", "switch",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

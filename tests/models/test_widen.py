@@ -25,6 +25,7 @@ from specjax.draft import (
     DFlash,
     DiffusionDrafter,
     DiffuSpec,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -32,6 +33,7 @@ from specjax.draft import (
     Fspad,
     Griffin,
     HiddenTransfer,
+    Gumiho,
     Hydra,
     JetSpec,
     Kangaroo,
@@ -184,6 +186,7 @@ DRAFTERS = {
     "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
     "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
     "falcon": Falcon(TopK(k=2, depth=4, nodes=6), carries=True),
+    "gumiho": Gumiho(TopK(k=2, depth=3, nodes=6), mlps=1),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
@@ -191,6 +194,7 @@ DRAFTERS = {
     "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
     "clover": Clover(TopK(k=2, depth=2, nodes=4)),
     "chimera": Chimera(TopK(k=2, depth=2, nodes=4), heads=2),
+    "domino": Domino(TopK(k=2, depth=2, nodes=4), block=4, state=6, rank=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -255,8 +259,9 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "mtp", "peagle", "dflash", "jetspec", "dspark",
-    "dspark, gated", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse", "cascade",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "jetspec", "dspark",
+    "dspark, gated", "domino", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse",
+    "cascade",
     "switch",
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from specjax.draft import (
     Clover,
     Clover2,
     DFlash,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -20,6 +21,7 @@ from specjax.draft import (
     Gemma4Assistant,
     Griffin,
     HiddenTransfer,
+    Gumiho,
     Hydra,
     Kangaroo,
     LSTMSpeculator,
@@ -33,6 +35,7 @@ from specjax.draft.chimera.objective import TrainChimera
 from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import TrainDFlash
+from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
@@ -40,6 +43,7 @@ from specjax.draft.falcon.objective import TrainFalcon
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
 from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
+from specjax.draft.gumiho.objective import TrainGumiho
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.kangaroo.objective import TrainKangaroo
 from specjax.draft.medusa.objective import TrainMedusa
@@ -67,6 +71,7 @@ FIXED = {
     "falcon": TrainFalcon(Falcon(carries=True).bind(tiny.TARGET), noise=0.0, glance=0.0),
     "fspad": TrainEagle(Fspad().bind(tiny.TARGET), noise=0.0, unroll=2),
     "griffin": TrainGriffin(Griffin().bind(tiny.TARGET), noise=0.0, **TrainGriffin.presets["stage2"]),
+    "gumiho": TrainGumiho(Gumiho(mlps=2).bind(tiny.TARGET), noise=0.0),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
     "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),
     "gemma4_assistant": TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), unroll=2),
@@ -77,6 +82,7 @@ FIXED = {
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
     "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
+    "domino": TrainDomino(Domino(block=3, state=6, rank=4).bind(tiny.TARGET), anchors=6),
     "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),
     "hidden_transfer": TrainHiddenTransfer(HiddenTransfer(layers=(1, 1)).bind(tiny.TARGET), cuts=6),
     "acceptance": TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1)),

@@ -22,6 +22,7 @@ from specjax.draft import (
     Clover,
     Clover2,
     DFlash,
+    Domino,
     DSpark,
     Eagle,
     Eagle3,
@@ -29,6 +30,7 @@ from specjax.draft import (
     Fspad,
     Gemma4Assistant,
     Griffin,
+    Gumiho,
     Hydra,
     JetSpec,
     LSTMSpeculator,
@@ -40,6 +42,8 @@ from specjax.draft.chimera.objective import TrainChimera
 from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
+from specjax.draft.domino.network import Correction
+from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.network import MarkovHead
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
@@ -47,6 +51,7 @@ from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.falcon.objective import TrainFalcon
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
+from specjax.draft.gumiho.objective import TrainGumiho
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.jetspec.objective import TrainJetSpec
 from specjax.draft.medusa import head_logits
@@ -77,6 +82,7 @@ OBJECTIVES = {
     "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
     "falcon": lambda ids: TrainFalcon(Falcon().bind(tiny.TARGET), ids),
     "griffin": lambda ids: TrainGriffin(Griffin().bind(tiny.TARGET), ids, **TrainGriffin.presets["stage2"]),
+    "gumiho": lambda ids: TrainGumiho(Gumiho(mlps=2).bind(tiny.TARGET), ids, noise=0.0),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
     "dflash": lambda ids: TrainDFlash(
         DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
@@ -91,6 +97,7 @@ OBJECTIVES = {
         distribution_weight=1.0,
         confidence_weight=0.1,
     ),
+    "domino": lambda ids: TrainDomino(Domino(block=3, state=8, rank=4).bind(tiny.TARGET), ids, anchors=12),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
     "eagle3": lambda ids: TrainEagle3(
@@ -284,11 +291,19 @@ def test_the_loss_of_blocks_is_one_mean_over_all_places():
 
 
 # DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0.
-# JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published.
+# JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published. Domino's is SpecForge's
+# `OnlineDominoModel._domino_objective_chunk_terms` with a quarter of the loss for uncorrected blocks.
 PUBLISHED = {
     "dspark": (2.370208501815796, 0.2326582819223404),
     "dflash": (1.8973368406295776, 0.26331010460853577),
     "jetspec": (0.6859257817268372, 0.13955309987068176),
+    "domino": (2.0779857740650303, 0.2842489567065452),
+}
+PUBLISHED_NORMS = {
+    "token": 0.21784371407729103,
+    "memory": 0.0871193270629307,
+    "inner": 0.25403191618026205,
+    "head": 0.10699473247498194,
 }
 PUBLISHED_BIAS = [
     [-0.0340225, 0.0190930, -0.0221095, 0.0506002, -0.0135612],
@@ -297,14 +312,17 @@ PUBLISHED_BIAS = [
 
 
 def drawn_blocks():
-    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark."""
+    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark and Domino."""
     rng = np.random.default_rng(5)
     h, dists = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
     tokens = rng.integers(0, 5, (2, 3, 5))
     table, kernel, sure, bias = (rng.normal(size=size) for size in ((5, 2), (2, 5), (7, 1), (1,)))
     due = np.arange(4)[None, None] < np.array([[4, 2, 0], [1, 3, 4]])[..., None]
     markov = {"table": {"embedding": table}, "head": {"kernel": kernel}}
-    own = {"draft": {"markov": markov, "confidence": {"kernel": sure, "bias": bias}}}
+    sizes = {"token": (5, 9), "memory": (3, 9), "inner": (8, 2), "head": (2, 5)}
+    correction = {name: {"kernel": rng.normal(size=size)} for name, size in sizes.items()}
+    own = {"markov": markov, "confidence": {"kernel": sure, "bias": bias}, "correction": correction}
+    own = {"target": rng.normal(size=(5, 5)), "draft": own}
     blocks = Blocks(jnp.asarray(tokens), dists, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (h, own)), blocks
 
@@ -312,16 +330,40 @@ def drawn_blocks():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_losses_of_blocks_are_the_published_ones(name):
     """Loss and gradients, over blocks of four, two, one, three and four tokens and one that counts not at all."""
-    drafter: Any = SimpleNamespace(drafts=4, rank=2, confidence=True, logits=lambda own, h: h)
-    drafter.bias = MarkovHead("vanilla", 2, 5)
-    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec}
+    drafter: Any = SimpleNamespace(drafts=4, rank=2, state=3, plain=1, confidence=True, logits=lambda own, h: h)
+    drafter.bias, drafter.correction = MarkovHead("vanilla", 2, 5), Correction(5, 3, 2)
+    drafter.embed = lambda own, tokens: own["target"][tokens]
+    kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec, "domino": TrainDomino}
     objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
     (h, own), blocks = drawn_blocks()
-    run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN)
+    run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN, jnp.full((2,), 0.75))
     loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
     assert (float(loss), float(jnp.linalg.norm(grad))) == pytest.approx(PUBLISHED[name], rel=1e-5)
     if name == "dspark":
         np.testing.assert_allclose(of_own["draft"]["markov"]["head"]["kernel"], PUBLISHED_BIAS, atol=1e-6)
+    if name == "domino":
+        norms = jax.tree.map(jnp.linalg.norm, of_own["draft"]["correction"])
+        assert {part: float(norm["kernel"]) for part, norm in norms.items()} == pytest.approx(PUBLISHED_NORMS, rel=1e-5)
+
+
+def test_domino_goes_from_uncorrected_blocks_to_corrected_ones():
+    """At the beginning of a run the correction is not trained, at its end it alone; held-out text is read as at the end."""
+    objective, target = OBJECTIVES["domino"](()), tiny.target_params()
+    params = objective.init(jax.random.key(0), target)
+    params["correction"]["head"]["kernel"] += 0.3 * jax.random.normal(jax.random.key(2), (4, 32))
+
+    @jax.jit
+    def found(done):
+        own = batch() if done is None else dataclasses.replace(batch(), done=jnp.full((3,), done))
+        run = lambda p: objective.loss(p, target, own, jax.random.key(1))[0]
+        loss, grads = jax.value_and_grad(run)(params)
+        return loss, optax.tree.norm(grads["correction"])
+
+    (first, half, last, held_out), (untrained, _, trained, _) = np.transpose([found(x) for x in (0.0, 0.5, 1.0, None)])
+    assert untrained == 0 < trained and abs(first - last) > 1e-3
+    assert (half, held_out) == pytest.approx(((first + last) / 2, last), rel=1e-5)
+    with pytest.raises(ValueError, match="domino: base_weight and base_until are shares of at most 1"):
+        TrainDomino(objective.drafter, base_until=0.0)
 
 
 @pytest.mark.slow
@@ -372,6 +414,8 @@ def test_presets_of_a_line():
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
     assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
+    domino = made("domino:preset=paper")
+    assert (domino.divergence, domino.anchors, domino.gamma) == (CrossEntropy("text"), 256, 7.0)
     hass = made("eagle1:preset=hass")
     assert (hass.unroll, hass.decay, hass.detached, hass.divergence) == (3, 1.0, True, ForwardKL(10, 10.0))
     assert made("eagle1:preset=hass", loss="forward_kl").divergence == ForwardKL() == made("eagle1").divergence

@@ -55,6 +55,15 @@ class Bigram(Objective):
         return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": mean(jnp.exp(-each), batch.mask[:, 1:])}
 
 
+@dataclasses.dataclass(frozen=True)
+class Scheduled(Bigram):
+    """It says how much of the run is done."""
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        value, metrics = super().loss(params, target_params, batch, key, mean)
+        return value, metrics | {"done": mean(batch.done[:, None], batch.mask[:, :1] >= 0)}
+
+
 def train(
     folder,
     objective,
@@ -110,6 +119,12 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
     assert np.array_equal(resumed["table"], whole["table"])
     again, none = train(tmp_path / "killed", objective, settings=settings, resume=True)  # a finished run
     assert not none and np.array_equal(again["table"], whole["table"])
+
+
+def test_an_update_knows_how_much_of_the_run_is_done(tmp_path):
+    settings = dataclasses.replace(SETTINGS, steps=4, accumulate=2)
+    records = train(tmp_path, Scheduled(), settings=settings)[1]
+    assert [record["done"] for record in records] == [0, 0.25, 0.5, 0.75]
 
 
 def test_updates_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):

@@ -60,10 +60,10 @@ class TrainDFlash(HeadObjective):
         for j in range(drafter.drafts):
             metrics[of_depth("acceptance", j)] = mean(told["kept"][:, :, j], due[:, :, j])
             metrics[f"agreement_{j + 1}"] = mean(told["agreed"][:, :, j], due[:, :, j])
-        return self.taken(told, mean), metrics
+        return self.taken(told, mean, batch.done), metrics
 
-    def taken(self, told: dict[str, Any], mean: Mean) -> Array:
-        """The loss of all places, from the results of `told`."""
+    def taken(self, told: dict[str, Any], mean: Mean, done: Array | None = None) -> Array:
+        """The loss of all places, from the results of `told`; `done` is the batch's."""
         return self.divergence.taken(told["numbers"], self.weights(told["due"]), mean, told["known"])
 
     def weights(self, due: Array) -> Array:

@@ -19,6 +19,7 @@ _FLAGS = (
 )  # fmt: skip
 _NESTED = (
     "block_size", "causal", "causal_head", "use_swa", "swa_window_size", "target_layer_ids", "attention_mode", "shift_label",
+    "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim",
 )  # fmt: skip
 _EITHER = (
     "projector_type", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
@@ -177,13 +178,19 @@ def rank_of(config: Mapping[str, Any]) -> Any:
     return an_object("dflash_config", config.get("dflash_config")).get("markov_rank", config.get("markov_rank"))
 
 
+def projector_of(config: Mapping[str, Any]) -> Any:
+    """What corrects the block's logits, by SpecForge's name for it; None where the file does not say it."""
+    return an_object("dflash_config", config.get("dflash_config")).get("projector_type", config.get("projector_type"))
+
+
 def is_causal_head(config: Mapping[str, Any]) -> bool:
     """Whether a file is JetSpec's: no slot sees a later one, in any layer."""
     return bool(an_object("dflash_config", config.get("dflash_config")).get("causal_head"))
 
 
 def _said(config: Mapping[str, Any]) -> Sure:
-    if is_block(config) and not rank_of(config) and not is_causal_head(config):
+    other = rank_of(config) or is_causal_head(config) or projector_of(config) == "domino"
+    if is_block(config) and not other:
         return Sure.OWN
     return Sure.NAMED if named(config, "dflash") else Sure.NO
 

@@ -40,8 +40,8 @@ class TrainDSpark(TrainDFlash):
         super().__post_init__()
         check_not_negative("dspark", self, "label_weight", "distribution_weight", "confidence_weight")
 
-    def taken(self, told, mean):
-        loss, weight = self.distribution_weight * super().taken(told, mean), self.weights(told["due"])
+    def taken(self, told, mean, done=None):
+        loss, weight = self.distribution_weight * super().taken(told, mean, done), self.weights(told["due"])
         if self.label_weight:
             loss += self.label_weight * CrossEntropy("text").taken(told["said"], weight, mean)
         if "sure" in told:

@@ -1,5 +1,6 @@
 """The published layout of EAGLE-1 and EAGLE-2 (SafeAILab/EAGLE), and what is common to those of its descendants."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     return {"config": own}, {"fc": fc, "layer": reader.layer("layers.0", own, size)}
 
 
-LAYOUT = Layout(
-    read, held=lambda names: "fc.weight" in names and not any(name.endswith("hidden_norm.weight") for name in names)
-)
+def _held(names: Collection[str]) -> bool:
+    others = any(
+        name.endswith("hidden_norm.weight") or name.startswith("mlp.") for name in names
+    )  # EAGLE-3's, Gumiho's
+    return "fc.weight" in names and not others
+
+
+LAYOUT = Layout(read, held=_held)

@@ -17,10 +17,7 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
 from specjax.models.json_file import read_json
 
-_OTHER_HEADS = {
-    "dflash2": "DFlash 2 has convolutions and a selector",
-    "domino": "Domino corrects blocks with a recurrent network, which is not read",
-}  # fmt: skip
+_OTHER_HEADS = {"dflash2": "DFlash 2 has convolutions and a selector"}
 """Words in the `architectures` of heads for which there is no drafter here."""
 _OTHER_LAYERS = {
     "moe": "its layer has experts", "gemma": "its layers are Gemma's", "deepseek": "its attention is latent",

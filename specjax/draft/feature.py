@@ -80,7 +80,7 @@ class FeatureDrafter(TreeDrafter, Trained):
     def feature_size(self) -> int:
         """Static: F."""
 
-    slots: ClassVar[int] = 1
+    pair_slots: ClassVar[int] = 1
     """How many slots of the head's own cache a pair takes."""
 
     def embed(self, params: PyTree, tokens: Array) -> Array:
@@ -98,28 +98,28 @@ class FeatureDrafter(TreeDrafter, Trained):
     def prefill_wants(self) -> Wants:
         return self.feature_wants
 
-    def init(self, params, batch, capacity):
+    def init(self, params, batch, capacity) -> Any:
         dtype = params_dtype(params["draft"])
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:
-            cache = init_kv(self.cache_config, batch, self.slots * capacity, dtype)
+            cache = init_kv(self.cache_config, batch, self.pair_slots * capacity, dtype)
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
-    def axes(self, draft):
+    def axes(self, draft) -> Any:
         return FeatureDraft(kv_axes(draft.cache), ("batch",), ("batch", None))
 
-    def prefill(self, params, draft, chunk, output):
+    def prefill(self, params, draft, chunk, output) -> Any:
         block = dataclasses.replace(chunk.block, tokens=chunk.following)
         features = self.continued(params, draft, self.features(output), chunk.block.tokens)
         h, delta = self.read(params, features, block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
         feature = feature.astype(draft.feature.dtype)
-        cache = _commit(draft.cache, delta, self.slots * block.positions[:, 0])
+        cache = _commit(draft.cache, delta, self.pair_slots * block.positions[:, 0])
         return FeatureDraft(cache, draft.length + count, feature)
 
-    def observe(self, params, draft, proposal, output, verdict):
+    def observe(self, params, draft, proposal, output, verdict) -> Any:
         path = jnp.maximum(verdict.path, 0)
         features = self.features(output)
         features = jnp.take_along_axis(features, path.reshape(path.shape + (1,) * (features.ndim - 2)), axis=1)
@@ -128,7 +128,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         positions = draft.length[:, None] + jnp.arange(path.shape[1])[None]
         h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
         # As in the step, the write is made to come after the read, so that the cache is updated in place.
-        after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, self.slots * draft.length)
+        after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, self.pair_slots * draft.length)
         feature = _row(h, verdict.accepted).astype(draft.feature.dtype)
         return FeatureDraft(_commit(draft.cache, delta, after), draft.length + verdict.committed, feature)
 

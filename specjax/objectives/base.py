@@ -250,8 +250,8 @@ class Objective(abc.ABC):
         """
 
 
-def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
-    """Every row's draws `[B, ...]`, with one key per row, so that they are the same in a part of the batch.
+def each_row(draw: Callable[[Array], Any], key: Array, rows: int) -> Any:
+    """Every row's draws, arrays `[B, ...]`, with one key per row, so that they are the same in a part of the batch.
 
     Args:
       draw: from a key to a row's draws.

@@ -20,8 +20,8 @@ from specjax.draft import (
     Fspad,
     Gemma4Assistant,
     Griffin,
-    HiddenTransfer,
     Gumiho,
+    HiddenTransfer,
     Hydra,
     Kangaroo,
     LSTMSpeculator,
@@ -42,8 +42,8 @@ from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.falcon.objective import TrainFalcon
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.griffin.objective import TrainGriffin
-from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
 from specjax.draft.gumiho.objective import TrainGumiho
+from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.kangaroo.objective import TrainKangaroo
 from specjax.draft.medusa.objective import TrainMedusa

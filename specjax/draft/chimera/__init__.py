@@ -41,7 +41,7 @@ class Chimera(FeatureDrafter):
         loads="head",
     )
     tiles = True
-    slots = 2
+    pair_slots = 2
 
     expander: Any = None
     heads: int = 4
@@ -137,7 +137,7 @@ class Chimera(FeatureDrafter):
             above = jnp.take_along_axis(ends, level.parent[:, :, None] + 1, axis=1)
             grams = jnp.concatenate([above, self.embed(params, level.tokens).astype(above.dtype)], axis=-1)
             positions = draft.length[:, None] + jnp.full(level.tokens.shape, level.depth)
-            block = Block(level.tokens, positions, self.slots * draft.length, level.visible)
+            block = Block(level.tokens, positions, self.pair_slots * draft.length, level.visible)
             out, delta = self.head(own, self.head.encode(own, grams), block, draft.cache, past)
             ends = jnp.concatenate([ends, grams[..., size:]], axis=1)
             return (stack_past(past, delta), ends), dist(level.depth, out)

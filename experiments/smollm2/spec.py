@@ -27,7 +27,7 @@ RUNS = {
 TITLES = {
     "one_row": "One row, greedy",
 }
-HEADS = ("eagle3",)
+HEADS = ("eagle3", "draft")
 
 
 def measured(name: str, questions: Path) -> dict[str, Any]:
@@ -94,11 +94,14 @@ def curve(head: str) -> list[dict[str, Any]]:
 
 def of_training(head: str) -> Iterator[tuple[str, ...]]:
     """Held-out acceptance by what was read."""
-    yield "answer tokens read", "acceptance at depth 1, 2, 3", "agreement at depth 1, 2, 3"
-    for record in curve(head):
-        kept = " ".join(f"{record[f'held_out_acceptance{depth}']:.2f}" for depth in DEPTHS)
-        agreed = " ".join(f"{record[f'held_out_agreement_{number}']:.2f}" for number in (1, 2, 3))
-        yield f"{record['tokens']:,}", kept, agreed
+    records = curve(head)
+    depths = [depth for depth in DEPTHS if f"held_out_acceptance{depth}" in records[0]]
+    at = f" at depth {', '.join(map(str, range(1, len(depths) + 1)))}" if len(depths) > 1 else ""
+    yield "answer tokens read", f"acceptance{at}", f"agreement{at}"
+    for record in records:
+        kept = " ".join(f"{record[f'held_out_acceptance{depth}']:.2f}" for depth in depths)
+        agreed = [value for name, value in record.items() if name.startswith("held_out_agreement")]
+        yield f"{record['tokens']:,}", kept, " ".join(f"{value:.2f}" for value in agreed)
 
 
 def written(page: str) -> str:
@@ -123,6 +126,8 @@ def picture(path: Path) -> None:
     left.set_xlabel("speed over our plain decoding, one row")
     for head in HEADS:
         for number, depth in enumerate(DEPTHS, start=1):
+            if f"held_out_acceptance{depth}" not in curve(head)[0]:
+                continue
             tokens = [record["tokens"] / 1e6 for record in curve(head)]
             kept = [record[f"held_out_acceptance{depth}"] for record in curve(head)]
             right.plot(tokens, kept, marker="o", label=f"{head}, depth {number}")

@@ -87,8 +87,9 @@ def interleaved(first: Array, second: Array) -> Array:
 
 def slotted(block: Block) -> Block:
     """The slots of a block of pairs: both see the pairs that their pair sees. The outputs of the first one are of no use."""
-    twice = lambda x, axis: x if x is None or x.shape[axis] == 1 else jnp.repeat(x, 2, axis=axis)
-    visible = None if block.visible is None else twice(jnp.repeat(block.visible, 2, axis=2), 1)
+    visible = block.visible
+    if visible is not None:
+        visible = jnp.repeat(jnp.repeat(visible, 2, axis=2), 1 if visible.shape[1] == 1 else 2, axis=1)
     unseen = None if block.unseen is None else jnp.repeat(block.unseen, 2, axis=1)
     return Block(
         interleaved(block.tokens, block.tokens), interleaved(block.positions, block.positions + 1), 2 * block.length, visible,

@@ -23,7 +23,7 @@ class TrainChimera(HeadObjective):
 
     With `preset=paper` the heads learn the text's own tokens, all weighted alike, as in the authors' code
     (kafkayu/Chimera). That code makes the trigrams of its later heads of their own guesses at neighbouring places, and
-    lets their losses train no encoder; it is not taken over.
+    lets their losses train no trigrams; that is not taken over. It also learns no token before the text's fourth.
 
     Attributes:
       decay: see above.

@@ -23,7 +23,7 @@ class TrainFalcon(HeadObjective):
     are replaced by the pairs that they should lead to, feature and token together. So the block's later pairs learn how
     they depend on its earlier tokens. A second pass over these pairs is what is learned from.
 
-    The authors' share falls from 0.45 to 0.1175 over 20 epochs; here it is constant. Their dropout between the layers of
+    The authors' share falls from 0.45 to 0.1 over its epochs; here it is constant. Their dropout between the layers of
     the LSTM is left out, and so is a temperature of 0.95 in their divergence.
 
     Attributes:

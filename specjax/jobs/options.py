@@ -73,14 +73,14 @@ class FileOptions:
     )
     input: str | None = option(
         None,
-        "lines of {prompt or messages, optionally id, suffix, stop and generation options}; also FILE.jsonl.gz, a table "
-        "FILE.parquet, FILE.tar, a folder or pattern of them, a saved dataset, a URL of one file, or - for stdin",
+        "lines of {prompt or messages, optionally id, suffix, stop and options}, or - for stdin; also .jsonl.gz, .parquet or "
+        ".tar, a folder or pattern of them, a URL",
         metavar="FILE.jsonl",
     )
     output: str | None = option(
         None,
-        "append records to this file (or FILE.jsonl.gz, FILE.parquet, FILE.tar, a URL); the same command resumes a killed run; "
-        "- prints the records, and cannot resume",
+        "append records to this file (or .jsonl.gz, .parquet, .tar, a URL); the same command resumes a killed run; "
+        "- prints them",
         metavar="FILE.jsonl",
     )
     unordered: bool = option(False, "write records as they finish, not in the order of --input")

@@ -95,7 +95,7 @@ class FeatureDrafter(TreeDrafter, Trained):
     def prefill_wants(self) -> Wants:
         return self.feature_wants
 
-    def init(self, params, batch, capacity):
+    def init(self, params, batch, capacity) -> PyTree:
         dtype = params_dtype(params["draft"])
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
@@ -103,10 +103,10 @@ class FeatureDrafter(TreeDrafter, Trained):
             cache = init_kv(self.cache_config, batch, capacity, dtype)
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
-    def axes(self, draft):
+    def axes(self, draft) -> PyTree:
         return FeatureDraft(kv_axes(draft.cache), ("batch",), ("batch", None))
 
-    def prefill(self, params, draft, chunk, output):
+    def prefill(self, params, draft, chunk, output) -> PyTree:
         block = dataclasses.replace(chunk.block, tokens=chunk.following)
         h, delta = self.read(params, self.continued(draft, self.features(output)), block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
@@ -114,7 +114,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         feature = feature.astype(draft.feature.dtype)
         return FeatureDraft(_commit(draft.cache, delta, block.positions[:, 0]), draft.length + count, feature)
 
-    def observe(self, params, draft, proposal, output, verdict):
+    def observe(self, params, draft, proposal, output, verdict) -> PyTree:
         path = jnp.maximum(verdict.path, 0)
         features = self.features(output)
         features = jnp.take_along_axis(features, path.reshape(path.shape + (1,) * (features.ndim - 2)), axis=1)

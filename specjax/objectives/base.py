@@ -248,7 +248,7 @@ class Objective(abc.ABC):
         """
 
 
-def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
+def each_row(draw: Callable[[Array], PyTree], key: Array, rows: int) -> PyTree:
     """Every row's draws `[B, ...]`, with one key per row, so that they are the same in a part of the batch.
 
     Args:

@@ -84,7 +84,7 @@ class Eagle(FeatureDrafter):
         return self.head.init(key)
 
     @classmethod
-    def objective(cls):
+    def objective(cls) -> type[Any]:
         from specjax.draft.eagle.objective import TrainEagle
 
         return TrainEagle

@@ -150,8 +150,7 @@ class Chimera(FeatureDrafter):
 
     def dist(self, own, depth, both):
         """The distribution `[B, T, U]` after `depth` drafted tokens, from feature and output side by side, `[B, T, 2 E]`."""
-        kernel = own["heads"][depth]["pair"]["kernel"]
-        return head_scores(both.astype(kernel.dtype), kernel)
+        return head_scores(both, own["heads"][depth]["pair"]["kernel"])
 
     def trimmed(self, params, target_params, ids):
         heads = [{"pair": {"kernel": head["pair"]["kernel"][:, ids]}} for head in params["heads"]]

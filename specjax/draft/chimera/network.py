@@ -51,12 +51,12 @@ class ChimeraHead:
     def bind(self, params: Any) -> Chimera:
         """The module that holds these parameters; output layers and ids are left out."""
         own = {name: params[name] for name in ("trigram", "narrow", "layer")}
-        graph = nnx.split(nnx.eval_shape(lambda: Chimera(self.config, params_dtype(own), nnx.Rngs(0))))[0]
+        graph = nnx.split(nnx.eval_shape(lambda: Chimera(self.config, params_dtype(params["layer"]), nnx.Rngs(0))))[0]
         return nnx.merge(graph, own)
 
     def encode(self, params: Any, grams: Array) -> Array:
         """`[B, T, E]` of three tokens' embeddings each, `[B, T, 3 E]`."""
-        return self.bind(params).encode(grams.astype(params_dtype(params)))
+        return self.bind(params).encode(grams.astype(params_dtype(params["layer"])))
 
     def __call__(
         self, params: Any, x: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
@@ -75,7 +75,7 @@ class ChimeraHead:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         each = lambda kv: None if kv is None else (kv.key[0], kv.value[0])
         rope = self.config.tables(block.positions)
-        module, x = self.bind(params), x.astype(params_dtype(params))
+        module, x = self.bind(params), x.astype(params_dtype(params["layer"]))
         out, (key, value) = module.layer(x, rope, block, each(cache), each(past), positions)
         return out, KVDelta((key,), (value,), block.positions)
 

@@ -50,7 +50,8 @@ class TrainChimera(HeadObjective):
             width = batch.tokens.shape[1] - i - 2
             block = dataclasses.replace(slots, visible=seen(batch, i)) if i else slots
             out, _ = drafter.head(params, x, block, None)
-            both = jnp.concatenate([teacher.output.final[:, :width], out[:, 1::2][:, i : i + width]], axis=-1)
+            final = teacher.output.final[:, :width].astype(out.dtype)
+            both = jnp.concatenate([final, out[:, 1::2][:, i : i + width]], axis=-1)
             dist = lambda inputs, i=i: drafter.dist(params, i, inputs)
             guesses.append(Guess(both, dist, i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

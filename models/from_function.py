@@ -17,9 +17,9 @@ PyTree = Any
 class FunctionLM(BaseLM):
     """A language model as one function, such as the forward pass of a model of flax, equinox or your own.
 
-    Its cache holds tokens, and every pass reads the whole text anew. So a text of n tokens costs n passes of n tokens, and
-    a tree of N nodes N of them. Texts, drafters that look tokens up and verifiers are those of any other model. Write an
-    `specjax.lm.LM` once that is too slow.
+    Its cache holds tokens, and every pass reads the whole text anew. So each step costs a pass over the text's whole
+    buffer, and a tree of N nodes N of them. Texts, drafters that look tokens up and verifiers are those of any other
+    model. Write an `specjax.lm.LM` once that is too slow.
 
     Attributes:
       function: from parameters and tokens `[B, T]` int32 to logits `[B, T, V]`, which are those of each next token. Logits may

@@ -578,6 +578,8 @@ def check_begins_at(lm: Any, layer: int, what: str) -> None:
       layer: the first layer that reads them.
       what: who adds them, in the error.
     """
+    if lm.num_layers < 2:
+        raise ValueError(f"{what}: no slot can begin within a target of fewer than two layers: take another drafter")
     if not 0 < layer < lm.num_layers:
         raise ValueError(
             f"{what}: a slot cannot begin at layer {layer} of a target of {lm.num_layers}: choose 1 to {lm.num_layers - 1}"

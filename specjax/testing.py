@@ -39,7 +39,7 @@ class Checked(Pretty):
         return "\n".join(lines + [f"lacks   {name}: {why}" for name, why in self.lacks.items()])
 
 
-def check_lm(lm: LM, params: PyTree, *, length: int = 24, seed: int = 0, tolerance: float = 1e-3) -> Checked:
+def check_lm(lm: LM, params: PyTree, *, length: int = 24, seed: int = 0, tolerance: float | None = None) -> Checked:
     """Compares a model's passes with each other: with and without a cache, in batches and alone, in trees and along a path.
 
     A difference is one of float rounding if it is at most `tolerance` times the largest logit. Plain decoding and drafters that
@@ -50,7 +50,7 @@ def check_lm(lm: LM, params: PyTree, *, length: int = 24, seed: int = 0, toleran
       params: its parameters.
       length: tokens of the longest text that is read, at least 12.
       seed: of the tokens that are read.
-      tolerance: see above.
+      tolerance: see above; None: 0.001 of parameters in float32, and eight roundings of a type with fewer bits.
 
     Raises:
       ContractError: names the first check that fails, with the row, the position and the logit.
@@ -69,7 +69,7 @@ def check_lm(lm: LM, params: PyTree, *, length: int = 24, seed: int = 0, toleran
         hash(lm)
     except TypeError as error:
         raise ContractError(f"a model must be hashable, such as a frozen dataclass: {error}") from error
-    text = _Text(lm, params, length, seed, tolerance)
+    text = _Text(lm, params, length, seed, _usual_tolerance(params) if tolerance is None else tolerance)
     kept = tuple(_named(check, text) for check in _NEEDED)
     serves, lacks = [], {}
     for name, check in _MORE.items():
@@ -83,9 +83,21 @@ def check_lm(lm: LM, params: PyTree, *, length: int = 24, seed: int = 0, toleran
     return Checked(kept, tuple(serves), lacks)
 
 
+def _usual_tolerance(params: PyTree) -> float:
+    types = [leaf.dtype for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return max([1e-3, *(8 * float(jnp.finfo(kind).eps) for kind in types)])
+
+
 def _named(check: "Callable[[_Text], None]", text: "_Text") -> str:
-    check(text)
-    return (check.__doc__ or "").strip().rstrip(".")
+    name = (check.__doc__ or "").strip().rstrip(".")
+    try:
+        check(text)
+    except ContractError:
+        raise
+    except Exception as error:  # whatever a model raises where it does not keep the contract
+        said = str(error).strip().splitlines()[:1] or [""]
+        raise ContractError(f"while it was tried whether {name}: {type(error).__name__}: {said[0]}") from error
+    return name
 
 
 class _Text:
@@ -181,8 +193,9 @@ def _causal(text: _Text) -> None:
 def _alone(text: _Text) -> None:
     """a row does not depend on the rows beside it."""
     for row in range(text.rows):
-        found = text.logits(text.block(text.tokens[row : row + 1]), text.empty(1))
-        text.same(found, text.whole[row : row + 1], f"row {row} of {text.rows} was read alone")
+        found = text.whole.copy()
+        found[row] = text.logits(text.block(text.tokens[row : row + 1]), text.empty(1))[0]
+        text.same(found, text.whole, "each row was read alone")
 
 
 def _committed(text: _Text) -> None:
@@ -264,6 +277,8 @@ def _drawn(text: _Text) -> None:
     draw = lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32)
     run = jax.jit(lambda params, block, cache: text.lm(params, block, cache, wants=Wants(draw=True), draw=draw).draw)
     found = run(text.params, text.block(text.tokens), text.empty())
+    if found is None:
+        raise ContractError("a pass that gets `draw` gives no tokens: end it with `specjax.lm.answered`")
     wanted = text.whole.argmax(axis=-1)
     near = np.take_along_axis(text.whole, np.asarray(found)[:, :, None] % text.lm.vocab_size, axis=2)[:, :, 0]
     if not (near >= text.whole.max(axis=-1) - text.tolerance * max(1.0, np.abs(text.whole).max())).all():

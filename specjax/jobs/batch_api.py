@@ -59,16 +59,15 @@ class BatchForm:
         if not isinstance(body, dict):
             raise jsonl.LineError("with --format openai a line needs a body, which is an object")
         url, method = content.get("url") or _endpoint(body), content.get("method") or "POST"
-        if url not in ENDPOINTS or method != "POST":
+        if not isinstance(url, str) or url not in ENDPOINTS or method != "POST":
             raise jsonl.LineError(f"it asks for {method} {url}; there is POST {' and '.join(ENDPOINTS)}")
         other = next(field for field in ENDPOINTS.values() if field != ENDPOINTS[url])
         if body.get(other) is not None:
             raise jsonl.LineError(f"a body for {url} has {ENDPOINTS[url]}, and this one has {other}")
         if self.count > 1 and body.get("n", self.count) != self.count:
             raise jsonl.LineError(f"it asks for n {body['n']}, and --num-return-sequences is {self.count}")
-        done = {"n": self.count, **({"logprobs": True, "top_logprobs": 1} if self.logprobs else {})}
-        body = {key: value for key, value in body.items() if key not in done or value != done[key]}
-        return _constrained(body)
+        done = {"n": body.get("n") == self.count, "logprobs": self.logprobs and body.get("logprobs") is True}
+        return _constrained({key: value for key, value in body.items() if not done.get(key)})
 
 
 def _endpoint(body: dict[str, Any]) -> str:
@@ -93,6 +92,8 @@ def _constrained(body: dict[str, Any]) -> dict[str, Any]:
             'response_format must be {"type": "text"}, {"type": "json_object"} or '
             '{"type": "json_schema", "json_schema": {"schema": ...}}'
         )
+    if body.get("constraint") is not None:
+        raise jsonl.LineError("it has response_format and constraint: leave one out")
     rest = {key: value for key, value in body.items() if key != "response_format"}
     return rest | {"constraint": {"json": schema}}
 
@@ -117,6 +118,11 @@ def journal(output: str) -> str:
     return f"{output}.records.jsonl"
 
 
+def is_chat(line: jsonl.Line) -> bool:
+    """Whether a line has messages, and not a prompt."""
+    return isinstance(line.prompt, list) and bool(line.prompt) and isinstance(line.prompt[0], dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class Results:
     """Writes the results of a job that has ended.
@@ -124,11 +130,13 @@ class Results:
     Attributes:
       model: its name.
       sizes: the number of a prompt's tokens, by its line.
+      chats: the lines whose endpoint is that of chats.
       tokenizer: the model's; None if there is none.
     """
 
     model: str
     sizes: Mapping[int, int]
+    chats: frozenset[int] = frozenset()
     tokenizer: Any = None
 
     def write(self, path: str | os.PathLike[str], records: str | os.PathLike[str]) -> None:
@@ -155,8 +163,8 @@ class Results:
         return about | {"response": {"status_code": 200, "request_id": f"req_{line}", "body": body}, "error": None}
 
     def _body(self, records: list[dict[str, Any]], created: int) -> dict[str, Any]:
-        line, prompt = records[0]["line"], records[0]["prompt"]
-        chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
+        line = records[0]["line"]
+        chat = line in self.chats
         read, new = self.sizes[line], sum(record["new_tokens"] for record in records)
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{line}",
@@ -176,9 +184,8 @@ class Results:
 
     def _of_chat(self, record: dict[str, Any]) -> dict[str, Any]:
         each = zip(self._words(record), record["logprobs"], strict=True)
-        shown = [
-            {"token": word, "logprob": value, "bytes": list(word.encode()), "top_logprobs": []} for word, value in each
-        ]
+        whole = lambda word: None if "\ufffd" in word else list(word.encode())  # half a character has no text
+        shown = [{"token": word, "logprob": value, "bytes": whole(word), "top_logprobs": []} for word, value in each]
         return {"content": shown}
 
     def _of_text(self, record: dict[str, Any]) -> dict[str, Any]:

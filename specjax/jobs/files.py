@@ -8,13 +8,14 @@ from typing import Protocol
 
 from specjax.jobs import batch_api, gzipped, jsonl, parquet, shards, tarred, urls
 from specjax.jobs.options import PIPE
-from specjax.jobs.output import Output, check
+from specjax.jobs.output import Output, check, manifest_path
+from specjax.jobs.page import check as check_page
 from specjax.jobs.work import FromLines, check_lines
 from specjax.models.remote import is_url
 from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
 
-PACKED: dict[str, ModuleType] = {".parquet": parquet, ".gz": gzipped, ".tar": tarred}
+PACKED: dict[str, ModuleType] = {".parquet": parquet, ".tar.gz": tarred, ".gz": gzipped, ".tar": tarred}
 """File types that can only be written as a whole, by file ending: modules with `read`, `write` and `check`."""
 
 
@@ -79,14 +80,36 @@ def check_output(output: str, source: str | None, form: str | None = None) -> No
         raise ValueError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it first")
     if source and path.exists() and Path(source).exists() and path.samefile(source):
         raise ValueError("--output must not be the --input file")
-    if source and Path(source).is_dir() and path.parent.samefile(source):
-        raise ValueError("--output must not be in the --input folder, whose files are all read")
+    if output.endswith(".tar.gz"):
+        raise ValueError("--output may be FILE.tar, and not FILE.tar.gz")
     lines = journal(output, form)
+    if source and (shards.takes(source, output) or shards.takes(source, lines)):
+        raise ValueError("--output must not be among the files of --input, which are all read")
     check(lines)
     if kind is not None:
         kind.check()
     if lines != output and path.exists() and not Path(lines).exists():
         raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
+
+
+def check_beside(
+    page: str | None, metrics: str | None, output: str | None, source: str | None, form: str | None
+) -> None:
+    """Raises ValueError if a job's page or its measures would be one of its other files, or cannot be written."""
+    check_page(page, metrics)
+    taken = {} if source is None or source == PIPE or is_url(source) else {source: "the --input file"}
+    if output is not None and not is_url(output):
+        own = journal(output, form)
+        taken |= {own: "the job's records", output: "the --output file", str(manifest_path(own)): "the job's manifest"}
+    real = {os.path.realpath(path): what for path, what in taken.items()}
+    for name, path in (("--page", page), ("--metrics", metrics)):
+        if path is None:
+            continue
+        if (what := real.get(os.path.realpath(path))) is not None:
+            raise ValueError(f"{name} must not be {what}")
+        if source and shards.takes(source, path):
+            raise ValueError(f"{name} must not be among the files of --input, which are all read")
+        real[os.path.realpath(path)] = f"the {name} file"
 
 
 def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) -> list[jsonl.Line]:
@@ -106,9 +129,7 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
     elif is_url(source):
         lines = urls.read(source, kind or jsonl, form)
     elif shards.is_several(source):
-        lines = shards.read(
-            source, lambda name: (packed(name) or jsonl).read, (".jsonl", ".jsonl.gz", ".parquet", ".tar"), form
-        )
+        lines = shards.read(source, lambda name: (packed(name) or jsonl).read, form)
     else:
         lines = (kind or jsonl).read(source, form)
     check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))

@@ -7,10 +7,9 @@ import numpy as np
 
 from specjax.jobs import batch_api, fleet, hosts, jsonl
 from specjax.jobs.completer import Completer, OnEngine, Whole
-from specjax.jobs.files import check_output, finish, journal, packed, read_lines, read_prompt
+from specjax.jobs.files import check_beside, check_output, finish, journal, packed, read_lines, read_prompt
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
-from specjax.jobs.page import check as check_page
 from specjax.jobs.run import complete, follow
 from specjax.jobs.work import make_engine, make_items, make_manifest, plain
 from specjax.models import DEFAULT_MODEL
@@ -53,7 +52,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         output = _open(options, manifest, items) if first else None
     if first and (line := engine.left_out(options.of_prompts.given, items)):
         note(line)
-    status = _write(options, completer, items, output) if first else follow(options, completer, items)
+    status = _write(options, completer, items, output, given) if first else follow(options, completer, items)
     return int(from_first(np.asarray(status, np.int32)))  # writing a table may take longer than JAX waits at its end
 
 
@@ -66,7 +65,7 @@ def _on_ray(options: JobOptions) -> int:
         if workers.left_out:
             note(workers.left_out)
         try:
-            return _write(options, workers, items, output)
+            return _write(options, workers, items, output, given)
         except fleet.WorkerError as error:
             complain(f"{error}; {hosts.stand(options.file, '')}")
             return hosts.LOST
@@ -78,7 +77,9 @@ def _open(options: JobOptions, manifest: dict[str, Any], items: list[Item]) -> O
     return Output(journal(options.file, options.format), manifest, items, not options.unordered)
 
 
-def _write(options: JobOptions, completer: Completer, items: list[Item], output: Output | None) -> int:
+def _write(
+    options: JobOptions, completer: Completer, items: list[Item], output: Output | None, given: list[Any]
+) -> int:
     if options.shared_prefix:
         _say_shared(completer, items)
     if output is None or options.file is None:
@@ -86,13 +87,17 @@ def _write(options: JobOptions, completer: Completer, items: list[Item], output:
     with contextlib.closing(output):
         status = complete(options, completer, items, output)
     if status in (0, 1):
-        finish(options.file, output, None if options.format is None else _results(options, completer, items))
+        finish(options.file, output, None if options.format is None else _results(options, completer, items, given))
     return status
 
 
-def _results(options: JobOptions, completer: Completer, items: list[Item]) -> batch_api.Results:
-    sizes = {item.line: len(item.ids) for item in items if isinstance(item, Request) and item.line is not None}
-    return batch_api.Results(options.model or DEFAULT_MODEL, sizes, completer.tokenizer)
+def _results(
+    options: JobOptions, completer: Completer, items: list[Item], given: list[jsonl.Line]
+) -> batch_api.Results:
+    read = lambda item: len(item.ids if item.source is None else item.source)
+    sizes = {item.line: read(item) for item in items if isinstance(item, Request) and item.line is not None}
+    chats = frozenset(line.number for line in given if batch_api.is_chat(line))
+    return batch_api.Results(options.model or DEFAULT_MODEL, sizes, chats, completer.tokenizer)
 
 
 def _read(options: JobOptions, first: bool) -> list[Any]:
@@ -106,12 +111,15 @@ def _read(options: JobOptions, first: bool) -> list[Any]:
         raise ValueError("--strict is for the lines of a file: give --input, or leave it out")
     if options.unordered and not options.input:
         raise ValueError("--unordered is for the lines of a file: give --input, or leave it out")
-    check_page(options.page, options.metrics)
     form: jsonl.Form | None = None
     if options.format is not None:
         plain = options.file is not None and not is_url(options.file) and packed(options.file) is None
         batch_api.check(options.file, options.input, plain)
-        form = batch_api.BatchForm(options.num_return_sequences, options.logprobs)
+        if options.logprobs and options.ray is not None:
+            raise ValueError("with --format openai and --logprobs, tokens are shown as text, which --ray does not know")
+        form = batch_api.BatchForm(1 if options.select else options.num_return_sequences, options.logprobs)
+    if first:
+        check_beside(options.page, options.metrics, options.file, options.input, options.format)
     if options.file and first:
         check_output(options.file, options.input, options.format)
     if options.input:

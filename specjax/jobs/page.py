@@ -7,6 +7,7 @@ part of it. It needs nothing but itself, and asks for itself again until the job
 import contextlib
 import dataclasses
 import html
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ EVERY_SECONDS = 2.0
 RECENT = 15
 """How many measures back a speed or an estimate looks."""
 POINTS = 400
-"""How many measures a curve shows."""
+"""How many measures are kept, apart from the newest: of more, every other one goes."""
 Watch = Callable[[Turn, int, int], None]
 """Takes a turn, the number of records that were written after it, and how many of all have failed."""
 
@@ -59,6 +60,13 @@ class Course:
     total: int
     measures: list[Measure]
     ended: bool = False
+
+    def add(self, measure: Measure) -> None:
+        """Takes one more measure, and leaves out older ones if there are many."""
+        self.measures.append(measure)
+        if len(self.measures) > 2 * POINTS:
+            recent = len(self.measures) - 2 * RECENT
+            self.measures = self.measures[:recent:2] + self.measures[recent:]
 
     @property
     def now(self) -> Measure:
@@ -126,36 +134,46 @@ def watched(page: str | None, metrics: str | None, title: str, total: int, done:
         yield lambda turn, written, failed: None
         return
     began, course = time.monotonic(), Course(total, [Measure(0.0, done, failed, 0, 0)])
-    tokens, steps, records, last, complained = 0, 0, done, -EVERY_SECONDS, False
+    tokens, steps, records, wrong, last = 0, 0, done, failed, -EVERY_SECONDS
+    complained: set[str] = set()
+
+    def attempt(path: str | None, write: Callable[[str], None]) -> None:
+        if path is None:
+            return
+        try:
+            write(path)
+        except OSError as error:
+            if path not in complained:
+                note(f"cannot write {path}: {error.strerror or error}; the job goes on without it")
+            complained.add(path)
 
     def write() -> None:
-        nonlocal complained
-        try:
-            if metrics is not None:
-                with open(metrics, "a", encoding="utf-8") as file:
-                    file.write(dumps(course.line()) + "\n")
-            if page is not None:
-                replace(page, [shown(course, title).encode()])
-        except OSError as error:
-            if not complained:
-                note(f"cannot write {error.filename or page or metrics}: {error.strerror}; the job goes on without it")
-            complained = True
+        course.add(Measure(time.monotonic() - began, records, wrong, tokens, steps))
+        attempt(metrics, lambda path: _append(path, dumps(course.line())))
+        attempt(page, lambda path: replace(path, [shown(course, title).encode()]))
 
     def watch(turn: Turn, written: int, failed: int) -> None:
-        nonlocal tokens, steps, records, last
-        tokens, steps, records = tokens + turn.new_tokens, steps + turn.steps, records + written
-        now = time.monotonic() - began
-        if now - last < EVERY_SECONDS and records < total:
-            return
-        last = now
-        course.measures.append(Measure(now, records, failed, tokens, steps))
-        write()
+        nonlocal tokens, steps, records, wrong, last
+        tokens, steps, records, wrong = tokens + turn.new_tokens, steps + turn.steps, records + written, failed
+        if time.monotonic() - began - last >= EVERY_SECONDS:
+            last = time.monotonic() - began
+            write()
 
     try:
         yield watch
     finally:
         course.ended = True
         write()
+
+
+def _append(path: str, line: str) -> None:
+    """Adds a line to a file, and ends one that a kill has torn."""
+    with open(path, "ab+") as file:
+        torn = b""
+        if file.seekable() and file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            torn = b"" if file.read(1) == b"\n" else b"\n"
+        file.write(torn + line.encode() + b"\n")
 
 
 def check(page: str | None, metrics: str | None) -> None:
@@ -165,6 +183,8 @@ def check(page: str | None, metrics: str | None) -> None:
             continue
         if Path(path).is_dir():
             raise ValueError(f"{name} {path!r} is a folder; give a file")
+        if name == "--page" and Path(path).exists() and not Path(path).is_file():
+            raise ValueError(f"--page {path!r} is no file: it is replaced as a whole")
         if not Path(path).parent.is_dir():
             raise ValueError(f"{name} {path!r}: there is no folder {str(Path(path).parent)!r}; make it first")
 
@@ -206,7 +226,6 @@ _STYLE = (
 
 def _curve(points: Sequence[tuple[float, float]], name: str) -> str:
     """A curve over time, with its largest value; empty for fewer than two points."""
-    points = points[:: max(1, len(points) // POINTS)]
     if len(points) < 2:
         return ""
     first, last = points[0][0], points[-1][0]

@@ -4,13 +4,17 @@ saved."""
 import dataclasses
 import glob
 import json
+import os
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from specjax.jobs import jsonl
 
 Reader = Callable[[Path, jsonl.Form], list[jsonl.Line]]
+ENDINGS = (".jsonl", ".jsonl.gz", ".parquet", ".tar", ".tar.gz")
+"""Of the files of a folder that are read; a pattern takes every file that it matches."""
 DATASET, SPLITS = "state.json", "dataset_dict.json"
 """Files by which a saved dataset, and a folder of several, are known."""
 
@@ -20,15 +24,21 @@ def is_several(source: str) -> bool:
     return Path(source).is_dir() or any(mark in source for mark in "*?[") and not Path(source).exists()
 
 
-def read(
-    source: str, reader_of: Callable[[str], Reader], endings: tuple[str, ...], form: jsonl.Form | None
-) -> list[jsonl.Line]:
+def takes(source: str, path: str) -> bool:
+    """Whether a file, which need not exist, is or would be one of an input's files."""
+    if not is_several(source):
+        return False
+    if Path(source).is_dir():
+        return os.path.realpath(Path(path).parent) == os.path.realpath(source) and path.endswith(ENDINGS)
+    return fnmatch(os.path.abspath(path), os.path.abspath(source))
+
+
+def read(source: str, reader_of: Callable[[str], Reader], form: jsonl.Form | None) -> list[jsonl.Line]:
     """The lines of all files, one after the other, numbered through.
 
     Args:
       source: a folder or a pattern.
       reader_of: from a file's name to the function that reads it.
-      endings: of the files of a folder that are read.
       form: see `jsonl.read`.
 
     Raises:
@@ -37,15 +47,17 @@ def read(
     folder, own = Path(source), form or jsonl.from_object
     if (folder / SPLITS).is_file():
         splits = sorted(path.parent.name for path in folder.glob(f"*/{DATASET}"))
-        raise ValueError(
-            f"--input {source!r} holds the datasets {', '.join(splits)}: name one, such as {source}/{splits[0]}"
-        )
+        such = f"the datasets {', '.join(splits)}: name one, such as {source}/{splits[0]}" if splits else "no dataset"
+        raise ValueError(f"--input {source!r} holds {such}")
     if (folder / DATASET).is_file():
         return _numbered([(path, _of_arrow) for path in _data_files(folder)], own)
-    found = sorted(map(Path, glob.glob(source))) if not folder.is_dir() else sorted(folder.iterdir())
-    files = [path for path in found if path.is_file() and path.name.endswith(endings)]
+    if folder.is_dir():
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.endswith(ENDINGS)]
+    else:
+        files = [path for path in sorted(map(Path, glob.glob(source, recursive=True))) if path.is_file()]
     if not files:
-        raise ValueError(f"--input {source!r}: there is no file with the ending {', '.join(endings)}")
+        such = f" with the ending {', '.join(ENDINGS)}" if folder.is_dir() else ""
+        raise ValueError(f"--input {source!r}: there is no file{such}")
     return _numbered([(path, reader_of(path.name)) for path in files], own)
 
 
@@ -57,7 +69,9 @@ def _numbered(files: list[tuple[Path, Reader]], form: jsonl.Form) -> list[jsonl.
             form(before + number, content), number=number
         )
         own = reader(path, within)
-        lines += [dataclasses.replace(line, number=before + line.number) for line in own]
+        for line in own:
+            error = None if line.error is None else f"{path.name}, line {line.number}: {line.error}"
+            lines.append(dataclasses.replace(line, number=before + line.number, error=error))
         before += max((line.number for line in own), default=0)
     return lines
 

@@ -31,20 +31,27 @@ def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[j
 
 
 def _samples(file: tarfile.TarFile) -> list[dict[str, bytes]]:
-    """The contents of every sample by the ending of its files, `json` or `txt`."""
-    found: dict[str, dict[str, bytes]] = {}
+    """The contents of every sample by the ending of its files, `json` or `txt`. Files of a sample follow each other."""
+    found: list[dict[str, bytes]] = []
+    before = None
     for member in file:
         where = PurePosixPath(member.name)
         name, _, ending = where.name.partition(".")
-        if not member.isfile() or ending not in ("json", "txt"):
+        if not member.isfile():
             continue
-        content = file.extractfile(member)
-        assert content is not None  # it is a file
-        found.setdefault(str(where.parent / name), {})[ending] = content.read()
-    return list(found.values())
+        if (sample := where.parent / name) != before or ending in found[-1]:
+            found.append({})
+            before = sample
+        if ending in ("json", "txt"):
+            content = file.extractfile(member)
+            assert content is not None  # it is a file
+            found[-1][ending] = content.read()
+    return found
 
 
 def _line(number: int, parts: dict[str, bytes], form: jsonl.Form) -> jsonl.Line:
+    if not parts:
+        return jsonl.Line(number, error="its sample has neither .json nor .txt")
     try:
         own = jsonl.loads(parts["json"].decode()) if "json" in parts else {}
         prompt = {"prompt": parts["txt"].decode()} if "txt" in parts else {}

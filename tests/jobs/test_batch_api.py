@@ -10,6 +10,7 @@ from specjax.jobs.batch_api import BatchForm, Results
 from specjax.serve.request import Record
 
 ASKED = [{"role": "user", "content": "Sort the words: pear apple fig"}]
+OBJECT = {"type": "json_object"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -46,6 +47,14 @@ def test_a_response_format_is_a_constraint(form, constraint):
         ({"messages": ASKED}, "needs a custom_id, which is a string"),
         ({"custom_id": 3, "body": {"messages": ASKED}}, "needs a custom_id, which is a string"),
         ({"custom_id": "b", "body": [1]}, "needs a body, which is an object"),
+        ({"custom_id": "b", "url": ["x"], "body": {}}, "it asks for POST ['x']; there is"),
+        (
+            {
+                "custom_id": "b",
+                "body": {"messages": ASKED, "response_format": {"type": "json_object"}, "constraint": "regex:a"},
+            },
+            "it has response_format and constraint",
+        ),
         ({"custom_id": "b", "url": "/v1/embeddings", "body": {}}, "POST /v1/embeddings; there is POST /v1/chat"),
         ({"custom_id": "b", "method": "GET", "body": {"messages": ASKED}}, "it asks for GET /v1/chat/completions"),
         (
@@ -69,7 +78,9 @@ def test_bad_lines(content, said):
 
 def test_what_the_job_does_anyway_may_stand_in_a_line():
     form = BatchForm(count=2, logprobs=True)
-    assert line({"messages": ASKED, "n": 2, "logprobs": True, "top_logprobs": 1}, form=form).options == {}
+    assert line({"messages": ASKED, "n": 2, "logprobs": True, "top_logprobs": 0}, form=form).options == {}
+    assert "top_logprobs" in line({"messages": ASKED, "logprobs": True, "top_logprobs": 1}, 9, BatchForm(1, True)).error
+    assert "logprobs" in line({"prompt": "x", "logprobs": 1}, 9, BatchForm(1, True)).error
     assert (
         "it asks for n 1, and --num-return-sequences is 2" in line({"messages": ASKED, "n": 1}, 8, BatchForm(2)).error
     )
@@ -92,7 +103,7 @@ def test_results(tmp_path):
     ]
     journal = tmp_path / "records"
     journal.write_text("".join(f"{jsonl.dumps(record.to_json())}\n" for record in records))
-    Results("m", {1: 5, 3: 1}, Words()).write(tmp_path / "out", journal)
+    Results("m", {1: 5, 3: 1}, frozenset({1}), Words()).write(tmp_path / "out", journal)
     chat, bad, text = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert [own["custom_id"] for own in (chat, bad, text)] == ["c", "b", "t"]
     assert bad["response"] is None and bad["error"] == {"code": "invalid_request", "message": "it has neither"}
@@ -128,10 +139,20 @@ def test_what_needs_the_form_and_what_it_needs(tmp_path, capsys):
         assert said in err and err.count("\n") == 1
 
 
+def test_the_types_of_their_own_package_read_the_results():
+    types = pytest.importorskip("openai.types", reason="needs the package openai")
+    own = {"tokens": [0, 2], "finish_reason": "length", "new_tokens": 2, "steps": 1, "tokens_per_step": 2.0}
+    write = Results("m", {1: 5, 3: 1}, frozenset({1}), Words()).result
+    for prompt, number in ((ASKED, 1), ("x", 3)):
+        record = Record(prompt, "ac", line=number, id="a", logprobs=[-1.0, -2.0], **own).to_json()
+        body = write([record], 0)["response"]["body"]
+        kind = types.chat.ChatCompletion if number == 1 else types.Completion
+        assert kind.model_validate(body).choices[0].finish_reason == "length"
+
+
 @pytest.mark.slow
 @pytest.mark.covers("batch_api", "jobs")
 def test_a_job_writes_results_and_goes_on_after_a_kill(tmp_path, capsys):
-    """The types of the authors' own package read the results, where it is installed."""
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     bodies = [
@@ -158,11 +179,3 @@ def test_a_job_writes_results_and_goes_on_after_a_kill(tmp_path, capsys):
     again = [json.loads(text) for text in output.read_text().splitlines()]
     forget = lambda results: json.loads(json.dumps(results), object_hook=lambda own: {**own, "created": 0})
     assert forget(again) == forget(whole)
-    try:
-        from openai.types import Completion
-        from openai.types.chat import ChatCompletion
-    except ImportError:
-        return
-    for body in chats:
-        ChatCompletion.model_validate(body)
-    Completion.model_validate(whole[3]["response"]["body"])

@@ -80,20 +80,54 @@ def test_measures_are_kept_now_and_then_and_at_the_end(tmp_path, monkeypatch):
             now[0] += 0.75
             watch(Turn([], 4, 2, 0), 1, 0)
     found = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [own["records"] for own in found] == [3, 6, 9, 10, 10] and [own["ended"] for own in found] == [False] * 4 + [
-        True
-    ]
+    assert [own["records"] for own in found] == [3, 6, 9, 10]
+    assert [own["ended"] for own in found] == [False, False, False, True]
     assert found[-1]["tokens"] == 32 and found[-1]["tokens_per_step"] == 2.0 and found[-1]["seconds"] == 6.0
     assert Cells(shown.read_text()).rows["records"] == "10 of 10 (100.0%)" and "<p>ended</p>" in shown.read_text()
 
 
+def test_a_long_job_keeps_few_measures_and_the_newest():
+    own = Course(10**6, [Measure(0.0, 0, 0, 0, 0)])
+    for i in range(1, 5000):
+        own.add(Measure(2.0 * i, i, 0, 8 * i, i))
+    assert len(own.measures) <= 2 * page.POINTS and own.measures[0].seconds == 0 and own.now.records == 4999
+    assert own.per_second == 4.0 and own.measures[-1 - page.RECENT].records == 4999 - page.RECENT
+
+
+def test_a_line_that_a_kill_has_torn_is_ended(tmp_path):
+    file = tmp_path / "job.jsonl"
+    file.write_text('{"a": 1}\n{"a"')
+    page._append(str(file), '{"b": 2}')
+    page._append(str(file), '{"b": 3}')
+    assert file.read_text() == '{"a": 1}\n{"a"\n{"b": 2}\n{"b": 3}\n'
+
+
+def test_other_files_of_the_job_are_not_written_over(tmp_path, capsys):
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"prompt": "x"}\n')
+    for words, said in (
+        (["--page", str(file)], "--page must not be the --input file"),
+        (["--metrics", str(output)], "--metrics must not be the --output file"),
+        (["--metrics", f"{output}.job.json"], "--metrics must not be the job's manifest"),
+        (["--page", f"{tmp_path}/a", "--metrics", f"{tmp_path}/a"], "--metrics must not be the --page file"),
+        (["--page", "/dev/null"], "--page '/dev/null' is no file"),
+    ):
+        assert cli.main(["generate", "--input", str(file), "--output", str(output), *words]) == 2
+        assert said in (err := capsys.readouterr()[1]) and err.count("\n") == 1
+    words = ["--input", f"{tmp_path}/*.jsonl", "--output", f"{tmp_path}/out", "--metrics", f"{tmp_path}/m.jsonl"]
+    assert cli.main(["generate", *words]) == 2
+    assert "--metrics must not be among the files of --input" in capsys.readouterr()[1]
+    assert file.read_text() == '{"prompt": "x"}\n'
+
+
 def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, capsys):
     folder = tmp_path / "gone"
-    with watched(str(folder / "job.html"), None, "x", 10, 0, 0) as watch:
+    with watched(str(folder / "job.html"), str(tmp_path / "job.jsonl"), "x", 10, 0, 0) as watch:
         for _ in range(3):
             page.EVERY_SECONDS, before = 0.0, page.EVERY_SECONDS
             watch(Turn([], 1, 1, 0), 1, 0)
             page.EVERY_SECONDS = before
+    assert len((tmp_path / "job.jsonl").read_text().splitlines()) == 4  # the other one goes on
     assert capsys.readouterr()[1].count("the job goes on without it") == 1
     file = tmp_path / "in.jsonl"
     file.write_text('{"prompt": "x"}\n')

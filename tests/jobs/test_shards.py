@@ -52,8 +52,11 @@ def test_a_folder_and_a_pattern(tmp_path):
     found = read(tmp_path)
     assert [line.prompt for line in found] == ["a", "b", "c", None, "d", "e"]
     assert [line.number for line in found] == [1, 2, 3, 5, 6, 7]  # blank lines have numbers too
-    assert "not valid JSON" in found[3].error
+    assert found[3].error.startswith("b.jsonl, line 3: not valid JSON")
     assert [line.prompt for line in read(tmp_path / "*.jsonl")] == ["c", None, "d"]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "x.json").write_text(lines("f"))
+    assert [line.prompt for line in read(tmp_path / "**" / "*.json")] == ["f"]  # whatever a pattern takes
 
 
 def test_names_are_told_apart_through_all_files(tmp_path):
@@ -61,7 +64,10 @@ def test_names_are_told_apart_through_all_files(tmp_path):
         body = {"custom_id": "x", "body": {"prompt": "a"}}
         (tmp_path / name).write_text(json.dumps(body) + "\n")
     first, second = read(tmp_path, BatchForm())
-    assert first.error is None and (second.number, second.error) == (2, "line 1 has the same custom_id")
+    assert first.error is None and (second.number, second.error) == (
+        2,
+        "b.jsonl, line 1: line 1 has the same custom_id",
+    )
 
 
 def test_a_saved_dataset(tmp_path):
@@ -84,15 +90,15 @@ def test_samples_of_a_tar_file(tmp_path):
         ("2.json", b"["),
         ("3.json", b"[1]"),
         ("4.txt", b"\xff"),
+        ("5.png", b"a picture alone"),
+        ("a/1.txt", b"a later sample of an earlier one's name"),
     ]
     found = read(pack(tmp_path / "in.tar", members))
     assert found[0] == jsonl.Line(1, "the prompt", 7, {"max_new_tokens": 4})
     assert found[1].prompt == "another sample"
-    assert [line.error.split(":")[0] for line in found[2:]] == [
-        "not valid JSON",
-        "its .json is not an object",
-        "not valid UTF-8",
-    ]
+    said = ["not valid JSON", "its .json is not an object", "not valid UTF-8", "its sample has neither .json nor .txt"]
+    assert [line.error.split(":")[0] for line in found[2:-1]] == said
+    assert found[-1].prompt.startswith("a later sample") and len(found) == 7
 
 
 def test_records_are_packed_as_samples(tmp_path):
@@ -109,7 +115,8 @@ def test_records_are_packed_as_samples(tmp_path):
     ("name", "make", "said"),
     [
         ("empty", lambda path: path.mkdir(), "there is no file with the ending .jsonl"),
-        ("*.parquet", lambda path: None, "there is no file with the ending .jsonl"),
+        ("*.parquet", lambda path: None, "*.parquet': there is no file"),
+        ("split", lambda path: (path.mkdir(), (path / "dataset_dict.json").write_text("{}")), "holds no dataset"),
         ("in.tar", lambda path: path.write_bytes(b"x" * 700), "cannot read the input file"),
         (
             "saved",
@@ -127,7 +134,11 @@ def test_what_cannot_be_read(tmp_path, capsys, name, make, said):
 def test_an_output_among_its_own_input(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(lines("a"))
     assert cli.main(["generate", "--input", str(tmp_path), "--output", str(tmp_path / "out.jsonl")]) == 2
-    assert "must not be in the --input folder" in capsys.readouterr()[1]
+    assert "--output must not be among the files of --input" in capsys.readouterr()[1]
+    for output, said in (("out.jsonl", "must not be among the files"), ("out.tar.gz", "may be FILE.tar, and not")):
+        words = ["--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path / output)]
+        assert cli.main(["generate", *words]) == 2
+        assert said in capsys.readouterr()[1]
 
 
 @pytest.mark.slow

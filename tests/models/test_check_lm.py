@@ -9,7 +9,7 @@ from support import hybrids, small_target
 
 import specjax
 from specjax.lm import BaseLM, Output, answered
-from specjax.testing import ContractError, check_lm
+from specjax.testing import ContractError, _usual_tolerance, check_lm
 
 NEG = -1e9
 
@@ -37,6 +37,9 @@ class Own(BaseLM):
 
     def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
         batch, count = block.tokens.shape
+        if self.fault == "raises":
+            raise TypeError("no such thing\nand more")
+        draw = None if self.fault == "no draw" else draw
         positions = block.positions
         if self.fault == "positions":
             positions = block.length[:, None] + jnp.arange(count)[None]
@@ -66,7 +69,7 @@ PARAMS = {"embed": jax.random.normal(jax.random.key(0), (16, 8))}
 SAID = {
     "shape": r"a pass gives logits \[B, T, V\] = \(3, 12, 16\), and these are \(3, 12, 15\)",
     "causal": "tokens from position 6 on were changed: row",
-    "rows": "row 0 of 3 was read alone: row",
+    "rows": "each row was read alone: row [012], position",
     "committed": "tokens of the rows were committed, and the next ones read: row",
     "dst": "tokens were read one by one: row",
     "length": "were written into slots from `block.length` on: row|tokens of the rows were committed",
@@ -75,12 +78,14 @@ SAID = {
     "src": "the slots 0, 2 and 3 of a tree were committed: row",
     "padding": "the last tokens were -1: row",
     "draw": "`draw` took the likeliest token: row 0, position 0, it is",
+    "no draw": "gives no tokens: end it with `specjax.lm.answered`",
+    "raises": "while it was tried whether a pass gives finite logits .*: TypeError: no such thing",
     "axes": "cache_axes: an array of shape",
 }
 
 
 def _fast(fault):
-    return fault if fault in ("committed", "visible", "src") else pytest.param(fault, marks=pytest.mark.slow)
+    return fault if fault in ("committed", "visible", "src", "raises") else pytest.param(fault, marks=pytest.mark.slow)
 
 
 @pytest.mark.covers("testing", "lm")
@@ -114,6 +119,11 @@ def test_what_cannot_be_checked():
     object.__setattr__(reads, "encodes", True)
     with pytest.raises(ValueError, match="for models without an encoder"):
         check_lm(reads, PARAMS)
+
+
+def test_types_of_few_bits_are_rounded_more():
+    few = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    assert _usual_tolerance(PARAMS) == 1e-3 and _usual_tolerance({**few, "ids": jnp.arange(3)}) == 8 * 2.0**-7
 
 
 def test_a_pass_that_lacks_what_a_drafter_asks_for():

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.base import Extra, Proposal, Trained, TreeDrafter
-from specjax.expand import Static
+from specjax.draft.medusa import small_tree
 from specjax.lm import Block, Partial, Wants, check_begins_at, inputs
 from specjax.models.few_bits import dot
 
 Array = jax.Array
 
-DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 MAPS = 3
 """How many there are if no layers are given."""
 
@@ -79,8 +78,7 @@ class HiddenTransfer(TreeDrafter, Trained):
         object.__setattr__(self, "layers", tuple(self.layers))
         if list(self.layers) != sorted(self.layers):
             raise ValueError(f"hidden_transfer: layers must not descend, got {list(self.layers)}")
-        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.maps)
-        object.__setattr__(self, "expander", self.expander or Static(choices))
+        object.__setattr__(self, "expander", self.expander or small_tree(self.maps))
         super().__post_init__()
         if self.depth > self.maps:
             raise ValueError(
@@ -115,10 +113,13 @@ class HiddenTransfer(TreeDrafter, Trained):
             check_begins_at(target, layer, "hidden_transfer")
         return dataclasses.replace(self, layers=layers, target=target)
 
+    def embedded(self, target_params) -> jax.ShapeDtypeStruct:
+        """`[1, 1, E]` of the target, without values."""
+        return jax.eval_shape(self.target.embed, target_params, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+
     def width(self, target_params) -> int:
         """E, of the target."""
-        ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        return jax.eval_shape(self.target.embed, target_params, ids).shape[-1]
+        return self.embedded(target_params).shape[-1]
 
     def init_params(self, key, target_params):
         """Maps begin as the identity: a slot begins as its node one place further on."""
@@ -161,7 +162,8 @@ class HiddenTransfer(TreeDrafter, Trained):
             steps = jnp.arange(self.maps)
             positions, tokens = base[:, None] + steps[None], jnp.zeros((batch, self.maps), jnp.int32)
             block = Block(tokens, positions, base, jnp.tri(self.maps, dtype=bool)[None])
-            entered = [draft.entered[:, i : i + 1] for i in range(self.maps)]
+            dtype = self.embedded(params["target"]).dtype  # the slots of later steps begin in it too
+            entered = [draft.entered[:, i : i + 1].astype(dtype) for i in range(self.maps)]
             said = finished(self, params["draft"], params["target"], entered, block, view.cache)
             return jnp.where(fresh[:, None, None], said.astype(final.dtype), final)
 

@@ -73,10 +73,7 @@ def save(
     folder = Path(folder)
     check_layout(layout)
     check_plain(params, "are not written", but=(Packed,))
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder} is a file; give a folder to save to")
-    if layout == "orbax":
-        check_new(folder)
+    _check_folder(folder, layout)
     ids = [int(i) for i in eos_ids]
     eos = {"eos_token_id": None if not ids else ids[0] if len(ids) == 1 else ids}
     bos = {"bos_token_id": getattr(tokenizer, "bos_token_id", None)}
@@ -110,6 +107,13 @@ def save(
         else:
             weights.write(scratch / "model.safetensors", params, dtype, names, paths)
         write_rest(scratch)
+
+
+def _check_folder(folder: Path, layout: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
+    if layout == "orbax":
+        check_new(folder)
 
 
 def check_layout(layout: str) -> None:

@@ -414,7 +414,7 @@ def shipped_heads() -> Iterator[tuple[str, ...]]:
     }
     figures = {
         "tiny": [tokens_per_step("greedy"), tokens_per_step("sampled")],
-        "smollm2": [spec_bench("one_row"), {}],
+        "smollm2": [spec_bench("heads"), spec_bench("sampled")],
     }
     yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"
     for folder in sorted(

@@ -23,9 +23,13 @@ DEPTHS = "", "_2", "_3"
 OURS = "prompt_lookup,suffix,token_recycling,eagle3"
 RUNS = {
     "one_row": f"--samples 2 --max-new-tokens 64 --drafter {OURS} --peer transformers,llama.cpp",
+    "heads": "--samples 2 --max-new-tokens 64 --drafter draft,eagle3",
+    "sampled": "--samples 2 --max-new-tokens 64 --temperature 1 --drafter prompt_lookup,draft,eagle3",
 }
 TITLES = {
     "one_row": "One row, greedy",
+    "heads": "One row, greedy, on two cores without AVX-512",
+    "sampled": "One row, temperature 1, on two cores without AVX-512",
 }
 HEADS = ("eagle3", "draft")
 

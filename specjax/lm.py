@@ -250,8 +250,7 @@ class Partial(Pretty):
     def beside(self, h: Float[Array, "B X R"]) -> "Partial":
         """The head start with X more slots, which begin at layer `lo`.
 
-        Their part of the delta below `lo` is zeros, which nobody may commit, and which no later layer may read (see
-        `check_begins_at`).
+        Their part of the delta below `lo` is zeros, which nobody may commit, and which no later layer may read.
         """
         more = lambda x: jnp.pad(x, ((0, 0), (0, h.shape[1])) + ((0, 0),) * (x.ndim - 2))
         return Partial(jnp.concatenate([self.h, h], axis=1), jax.tree.map(more, self.delta), self.lo)
@@ -568,35 +567,6 @@ def check_both_ways(lm: Any, what: str) -> None:
             f"{what} reads a text both ways, and layers with {mixers[0].called} read it from left to right: take a model whose "
             "layers are all attention"
         )
-
-
-def check_begins_at(lm: Any, layer: int, what: str) -> None:
-    """Raises ValueError if slots of width E cannot begin at a layer of an LM (`Partial.beside`).
-
-    Args:
-      lm: the model.
-      layer: the first layer that reads them.
-      what: who adds them, in the error.
-    """
-    if lm.num_layers < 2:
-        raise ValueError(f"{what}: no slot can begin within a target of fewer than two layers: take another drafter")
-    if not 0 < layer < lm.num_layers:
-        raise ValueError(
-            f"{what}: a slot cannot begin at layer {layer} of a target of {lm.num_layers}: choose 1 to {lm.num_layers - 1}"
-        )
-    config = getattr(lm, "config", None)
-    if config is None:
-        return
-    if config.embedding.streams:
-        raise ValueError(
-            f"{what}: a slot begins as one residual stream, and this target has several: take another drafter"
-        )
-    for reader in range(layer, lm.num_layers):
-        if config.source(reader) < layer:
-            raise ValueError(
-                f"{what}: layer {reader} reads the keys of layer {config.source(reader)}, which a slot that begins at layer "
-                f"{layer} does not have: take another drafter"
-            )
 
 
 def check_mixtures(lm: LM) -> None:

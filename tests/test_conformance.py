@@ -21,7 +21,6 @@ from support.conformance import (
     TWINS,
     VERIFIERS,
     but_slow,
-    check_operations,
     complete,
     decoder_of,
     judged,
@@ -34,6 +33,7 @@ from support.conformance import (
     start,
     texts,
 )
+from support.operations import check_operations
 
 import specjax
 from specjax import decoder as decoding

@@ -132,7 +132,8 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
         lines = shards.read(source, lambda name: (packed(name) or jsonl).read, form)
     else:
         lines = (kind or jsonl).read(source, form)
-    check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))
+    said = lambda line: f"{line.where}{line.error}"
+    check_lines(options, [(line.number, said(line)) for line in lines if line.error is not None], len(lines))
     unknown = sorted({key for line in lines for key in line.unknown})
     if unknown and is_first():
         note(f"{source}: fields without a meaning here are left out: {', '.join(map(repr, unknown))}")

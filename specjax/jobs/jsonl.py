@@ -42,6 +42,7 @@ class Line:
       error: its error, or None.
       decode: the line of a way to decode, which must be the job's; None: it names none.
       drafter: the line of a drafter, likewise.
+      where: of an input in several files, the file and the line in it, for errors.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Line:
     suffix: Any = None
     decode: str | None = None
     drafter: str | None = None
+    where: str = ""
 
 
 Form = Callable[[int, dict[str, Any]], Line]
@@ -257,7 +259,7 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
                 reason = str(error)
         else:
             reason = line.error
-        yield Record.failed(line.prompt, reason, id=line.id, line=line.number)
+        yield Record.failed(line.prompt, f"{line.where}{reason}", id=line.id, line=line.number)
 
 
 def check_way(line: Line, way: Decode) -> None:

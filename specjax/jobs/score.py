@@ -35,14 +35,14 @@ class ScoreOptions:
     weights: str | None = same(ModelOptions, "weights")
     input: str = option(
         dataclasses.MISSING,
-        "lines of {prompt or messages, continuation, optionally id}; also FILE.jsonl.gz, a table FILE.parquet, or - for "
-        "lines on stdin",
+        "lines of {prompt or messages, continuation, optionally id}, or - for stdin; also .jsonl.gz, .parquet or .tar, a "
+        "folder or pattern of them, a URL",
         metavar="FILE.jsonl",
     )
     output: str | None = option(
         None,
-        "append records to this file (or FILE.jsonl.gz, FILE.parquet); the same command resumes a killed run; - prints the "
-        "records (the default)",
+        "append records to this file (or .jsonl.gz, .parquet, .tar, a URL); the same command resumes a killed run; - prints "
+        "them (the default)",
         metavar="FILE.jsonl",
     )
     batch_size: int = option(8, "rows read together; changes speed, and scores only by rounding", least=1)
@@ -141,7 +141,7 @@ def item_of(scorer: Scorer, line: jsonl.Line) -> Item:
             return scorer.pair(line.prompt, continuation, id=line.id, line=line.number)
         except ValueError as error:
             reason = str(error)
-    return Score.failed(line.prompt, continuation, reason, line.id, line.number)
+    return Score.failed(line.prompt, continuation, f"{line.where}{reason}", line.id, line.number)
 
 
 def _scores(scorer: Scorer, items: list[Item], done: int, options: ScoreOptions) -> Iterator[Score]:

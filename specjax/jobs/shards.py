@@ -70,8 +70,8 @@ def _numbered(files: list[tuple[Path, Reader]], form: jsonl.Form) -> list[jsonl.
         )
         own = reader(path, within)
         for line in own:
-            error = None if line.error is None else f"{path.name}, line {line.number}: {line.error}"
-            lines.append(dataclasses.replace(line, number=before + line.number, error=error))
+            where = f"{path.name}, line {line.number}: "
+            lines.append(dataclasses.replace(line, number=before + line.number, where=where))
         before += max((line.number for line in own), default=0)
     return lines
 

@@ -141,10 +141,11 @@ def _input(given: list[Any]) -> dict[str, Any]:
 
 
 def plain(given: list[Any]) -> list[Any]:
-    """Lines or prompts as JSON; fields of the way to decode are left out if a line does not set them."""
+    """Lines or prompts as JSON, without the files in which lines stand; fields of the way to decode are left out if a line does
+    not set them."""
     return [_of_line(line) if isinstance(line, jsonl.Line) else line for line in given]
 
 
 def _of_line(line: jsonl.Line) -> dict[str, Any]:
     fields = dataclasses.asdict(line).items()
-    return {name: value for name, value in fields if name not in jsonl.WAYS or value is not None}
+    return {name: value for name, value in fields if name != "where" and (name not in jsonl.WAYS or value is not None)}

@@ -8,8 +8,8 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import check_operations
 from support.constraints import CONFIG, model, vocabulary
+from support.operations import check_operations
 from support.shapes import changed
 
 from specjax import Sampling, cli

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import but_slow, check_operations
+from support.conformance import but_slow
+from support.operations import check_operations
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, V, begin, caches, everything, going_together, texts
 
 import specjax

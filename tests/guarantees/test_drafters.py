@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import but_slow, check_operations, spoilt, texts
+from support.conformance import but_slow, spoilt, texts
+from support.operations import check_operations
 from support.small_target import (
     PROMPTS,
     begin,

@@ -52,11 +52,20 @@ def test_a_folder_and_a_pattern(tmp_path):
     found = read(tmp_path)
     assert [line.prompt for line in found] == ["a", "b", "c", None, "d", "e"]
     assert [line.number for line in found] == [1, 2, 3, 5, 6, 7]  # blank lines have numbers too
-    assert found[3].error.startswith("b.jsonl, line 3: not valid JSON")
+    assert found[3].where == "b.jsonl, line 3: " and "not valid JSON" in found[3].error
     assert [line.prompt for line in read(tmp_path / "*.jsonl")] == ["c", None, "d"]
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "x.json").write_text(lines("f"))
     assert [line.prompt for line in read(tmp_path / "**" / "*.json")] == ["f"]  # whatever a pattern takes
+
+
+def test_errors_say_the_file(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(lines("a"))
+    (tmp_path / "b.jsonl").write_text(lines("b") + '{"prompt": "x", "temperature": -1}\n')
+    assert cli.main(["generate", "--input", str(tmp_path), "--strict", "--model", "tiny"]) == 2
+    assert (
+        f"{tmp_path}, line 3: b.jsonl, line 2: temperature" in (err := capsys.readouterr()[1]) and err.count("\n") == 1
+    )
 
 
 def test_names_are_told_apart_through_all_files(tmp_path):
@@ -64,17 +73,14 @@ def test_names_are_told_apart_through_all_files(tmp_path):
         body = {"custom_id": "x", "body": {"prompt": "a"}}
         (tmp_path / name).write_text(json.dumps(body) + "\n")
     first, second = read(tmp_path, BatchForm())
-    assert first.error is None and (second.number, second.error) == (
-        2,
-        "b.jsonl, line 1: line 1 has the same custom_id",
-    )
+    assert first.error is None and (second.number, second.error) == (2, "line 1 has the same custom_id")
 
 
 def test_a_saved_dataset(tmp_path):
     rows = [{"prompt": "a", "id": 3, "seed": None}, {"prompt": "b", "id": 4, "seed": 5}]
     folder = save_dataset(tmp_path / "train", [rows, [{"prompt": "c", "id": None, "seed": 1}]])
     found = read(folder)
-    assert found[1] == jsonl.Line(2, "b", 4, {"seed": 5})
+    assert found[1] == jsonl.Line(2, "b", 4, {"seed": 5}, where="data-00000-of-00002.arrow, line 2: ")
     assert [(line.number, line.prompt) for line in found] == [(1, "a"), (2, "b"), (3, "c")]
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     with pytest.raises(ValueError, match=r"holds the datasets train: name one, such as .*/train"):

@@ -9,7 +9,7 @@ from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import head_kernel, head_scores
-from specjax.draft.medusa import check_depth, small_tree
+from specjax.draft.medusa import settle_tree
 from specjax.lm import Block, Wants
 from specjax.models.kv import stack_past
 
@@ -50,11 +50,8 @@ class Chimera(FeatureDrafter):
     feature_wants = Wants(final=True)
 
     def __post_init__(self):
-        if self.heads < 1:
-            raise ValueError(f"chimera: heads must be at least 1, got heads={self.heads}")
-        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
+        settle_tree(self, self.heads)
         super().__post_init__()
-        check_depth("chimera", self.expander, self.heads)
 
     @property
     def cache_config(self):

@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax.about import About
 from specjax.draft.clover.regressive import RegressiveDrafter
-from specjax.draft.medusa import check_depth, small_tree
+from specjax.draft.medusa import settle_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,8 @@ class Clover(RegressiveDrafter):
     heads: int = 3
 
     def __post_init__(self):
-        if self.heads < 1:
-            raise ValueError(f"clover: heads must be at least 1, got heads={self.heads}")
-        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
+        settle_tree(self, self.heads)
         super().__post_init__()
-        check_depth("clover", self.expander, self.heads)
 
     @property
     def head(self):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from specjax.models.kv import stack_past
 from specjax.objectives.base import Batch, Recipe, each_row
 from specjax.objectives.losses import ForwardKL
 from specjax.objectives.means import MEAN
-from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+from specjax.objectives.teacher import Guess, HeadObjective, Teacher, score, teach
 
 Array = jax.Array
 
@@ -59,11 +60,8 @@ class TrainEagle(HeadObjective):
             )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
-        drafter = self.drafter
-        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        own = {"target": target_params, "draft": params}
-        features = drafter.features(teacher.output)
-        noisy = with_noise(self.noise, features, batch, key) if self.noise else features
+        drafter, own = self.drafter, {"target": target_params, "draft": params}
+        teacher, features, noisy = taught(self, target_params, batch, key)
         dist = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         past, h, guesses = None, features[:, :-1], []
@@ -90,7 +88,16 @@ class TrainEagle(HeadObjective):
         return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
 
 
-def with_noise(most: float, features: Array, batch: Batch, key: Array) -> Array:
+def taught(objective: Any, target_params: Any, batch: Batch, key: Array) -> tuple[Teacher, Array, Array]:
+    """What a head over features learns from: a batch as the target reads it, its features, and these with the objective's
+    noise, which the head reads."""
+    drafter = objective.drafter
+    teacher = teach(drafter, target_params, batch, objective.ids, drafter.feature_wants)
+    features = drafter.features(teacher.output)
+    return teacher, features, _with_noise(objective.noise, features, batch, key) if objective.noise else features
+
+
+def _with_noise(most: float, features: Array, batch: Batch, key: Array) -> Array:
     """Features `[B, T, ...]` with uniform noise of half-width `most` times 512 over the size of each slot's document."""
     drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
     scale = (most * 512 / batch.sizes).astype(features.dtype)

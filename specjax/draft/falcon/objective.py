@@ -6,11 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.eagle.objective import smooth_l1, with_noise
+from specjax.draft.eagle.objective import smooth_l1, taught
 from specjax.lm import Block
 from specjax.objectives.base import Batch, Recipe, check_not_negative, each_row
 from specjax.objectives.means import MEAN
-from specjax.objectives.teacher import Guess, HeadObjective, agreed, score, teach
+from specjax.objectives.teacher import Guess, HeadObjective, agreed, score
 
 Array = jax.Array
 
@@ -46,9 +46,7 @@ class TrainFalcon(HeadObjective):
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter, k = self.drafter, self.drafter.block
-        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        features = drafter.features(teacher.output)
-        noisy = with_noise(self.noise, features, batch, key) if self.noise else features
+        teacher, features, noisy = taught(self, target_params, batch, key)
         width = batch.tokens.shape[1] - 1 - k  # pairs whose answer is in the row
 
         def guess(params, pairs, read):

@@ -5,11 +5,11 @@ import functools
 
 import jax.numpy as jnp
 
-from specjax.draft.eagle.objective import smooth_l1, with_noise
+from specjax.draft.eagle.objective import smooth_l1, taught
 from specjax.draft.gumiho import SERIAL
 from specjax.objectives.base import Recipe, check_not_negative
 from specjax.objectives.means import MEAN
-from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+from specjax.objectives.teacher import Guess, HeadObjective, score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,8 @@ class TrainGumiho(HeadObjective):
         check_not_negative("gumiho", self, "mlp_weight", "decay", "feature_weight", "distribution_weight", "noise")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
-        drafter = self.drafter
-        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        own = {"target": target_params, "draft": params}
-        features = drafter.features(teacher.output)
-        noisy = with_noise(self.noise, features, batch, key) if self.noise else features
+        drafter, own = self.drafter, {"target": target_params, "draft": params}
+        teacher, features, noisy = taught(self, target_params, batch, key)
         dist = functools.partial(drafter.logits, own)
         length = batch.tokens.shape[1]
         h, _ = drafter.read(own, noisy[:, :-1], batch.pairs(), None)  # slot t stands for feature t + 1

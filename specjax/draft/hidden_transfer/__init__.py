@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.base import Extra, Proposal, Trained, TreeDrafter
-from specjax.draft.medusa import small_tree
-from specjax.lm import Block, Partial, Wants, check_begins_at, inputs
+from specjax.draft.medusa import settle_tree
+from specjax.lm import Block, Partial, Wants, inputs
 from specjax.models.few_bits import dot
 
 Array = jax.Array
@@ -78,12 +78,8 @@ class HiddenTransfer(TreeDrafter, Trained):
         object.__setattr__(self, "layers", tuple(self.layers))
         if list(self.layers) != sorted(self.layers):
             raise ValueError(f"hidden_transfer: layers must not descend, got {list(self.layers)}")
-        object.__setattr__(self, "expander", self.expander or small_tree(self.maps))
+        settle_tree(self, self.maps, "maps")
         super().__post_init__()
-        if self.depth > self.maps:
-            raise ValueError(
-                f"hidden_transfer: a tree of depth {self.depth} needs as many maps, there are {self.maps}: give as many layers"
-            )
 
     @property
     def maps(self) -> int:
@@ -110,7 +106,7 @@ class HiddenTransfer(TreeDrafter, Trained):
     def bind(self, target):
         layers = self.layers or usual_layers(target.num_layers)
         for layer in dict.fromkeys(layers):
-            check_begins_at(target, layer, "hidden_transfer")
+            _check_begins_at(target, layer)
         return dataclasses.replace(self, layers=layers, target=target)
 
     def embedded(self, target_params) -> jax.ShapeDtypeStruct:
@@ -215,6 +211,32 @@ def usual_layers(count: int) -> tuple[int, ...]:
     """
     third = count // 3
     return tuple(max(1, min(count - 1, count - third + i * third // MAPS)) for i in range(MAPS))
+
+
+def _check_begins_at(lm: Any, layer: int) -> None:
+    """Raises ValueError if slots of width E cannot begin at a layer of an LM (`Partial.beside`)."""
+    if lm.num_layers < 2:
+        raise ValueError(
+            "hidden_transfer: no slot can begin within a target of fewer than two layers: take another drafter"
+        )
+    if not 0 < layer < lm.num_layers:
+        raise ValueError(
+            f"hidden_transfer: a slot cannot begin at layer {layer} of a target of {lm.num_layers}: choose 1 to "
+            f"{lm.num_layers - 1}"
+        )
+    config = getattr(lm, "config", None)
+    if config is None:
+        return
+    if config.embedding.streams:
+        raise ValueError(
+            "hidden_transfer: a slot begins as one residual stream, and this target has several: take another drafter"
+        )
+    for reader in range(layer, lm.num_layers):
+        if config.source(reader) < layer:
+            raise ValueError(
+                f"hidden_transfer: layer {reader} reads the keys of layer {config.source(reader)}, which a slot that begins at "
+                f"layer {layer} does not have: take another drafter"
+            )
 
 
 def finished(

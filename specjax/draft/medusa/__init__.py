@@ -10,21 +10,26 @@ from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.draft.head import head_kernel, head_scores
-from specjax.expand import Expander, Static
+from specjax.expand import Static
 from specjax.lm import Wants
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 
 
-def small_tree(heads: int) -> Static:
-    """The default tree of a drafter with one head for each depth."""
-    return Static(tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= heads))
+def settle_tree(drafter: Any, heads: int, called: str = "heads") -> None:
+    """Gives a drafter with one head for each depth its default tree, if it has none; for its `__post_init__`.
 
-
-def check_depth(name: str, expander: Expander, heads: int) -> None:
-    """Raises ValueError for a tree that is deeper than there are heads."""
-    if expander.depth > heads:
-        raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {heads}")
+    Raises:
+      ValueError: if there is no head, or the tree is deeper than there are heads.
+    """
+    name = type(drafter).about.name
+    if heads < 1:
+        raise ValueError(f"{name}: {called} must be at least 1, got {called}={heads}")
+    small = Static(tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= heads))
+    tree = drafter.expander or small
+    if tree.depth > heads:
+        raise ValueError(f"{name}: a tree of depth {tree.depth} needs as many {called}, there are {heads}")
+    object.__setattr__(drafter, "expander", tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +76,8 @@ class Medusa(FeatureDrafter):
                 f"{name}: heads must be at least 1 and layers at least {self.fewest_layers}, got heads={self.heads}, "
                 f"layers={self.layers}"
             )
-        object.__setattr__(self, "expander", self.expander or small_tree(self.heads))
+        settle_tree(self, self.heads)
         super().__post_init__()
-        check_depth(name, self.expander, self.heads)
 
     @property
     def feature_size(self) -> int:

@@ -14,7 +14,7 @@ MODULES = sorted(
 )
 
 
-SLOW = ("specjax.serve.engine", "specjax.serve.score")  # these compile the shipped target
+SLOW = ("specjax.jobs.batches", "specjax.serve.engine", "specjax.serve.score")  # these compile the shipped target
 
 
 @pytest.mark.parametrize("name", but_slow(MODULES, *SLOW))

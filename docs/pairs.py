@@ -1,9 +1,10 @@
-"""`python docs/pairs.py` writes every notebook's badge and first cell, and the `.ipynb` beside its `.md`, which Colab opens.
+"""`python docs/pairs.py` writes every notebook's badges, what it does on which device, and its first cell. It also writes the
+`.ipynb` beside its `.md`, which Colab and Kaggle open.
 
 The `.md` is the one to edit; the site executes and shows it. An `.ipynb` keeps the outputs of its last execution while its
-code is the same; `python docs/pairs.py --execute` executes those that have none (needs the extra docs). The badge and what the
-first cell installs follow from the repository's address in pyproject.toml: while there is none, there is no badge, and the cell
-says how to install from a clone.
+code is the same; `python docs/pairs.py --execute` executes those that have none (needs the extra docs). Badges and what the
+first cell installs follow from the repository's address, which pyproject.toml has as `Repository` under `[project.urls]`. While
+there is none, there is no badge, and the cell says how to install from a clone; the command says so too.
 """
 
 import argparse
@@ -19,8 +20,23 @@ import nbformat
 FOLDER = Path(__file__).resolve().parent
 NOTEBOOKS = FOLDER / "notebooks"
 BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+KAGGLE = "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
 TITLE = re.compile(r"^(# .*\n)(?:\n\[!\[Open in Colab\].*\n)?", re.MULTILINE)
-FIRST = re.compile(r"(```\{code-cell\} ipython3\n:tags: \[hide-input\]\n\n).*?(```\n)", re.DOTALL)
+FIRST = re.compile(
+    r"(?:\*On a (?:GPU|TPU)[^\n]*\*\n\n)?(```\{code-cell\} ipython3\n:tags: \[hide-input\]\n\n).*?(```\n)", re.DOTALL
+)
+ON_DEVICES = {
+    "diffusion": "*On a GPU or a TPU every cell runs there, on one chip, in bfloat16.*",
+    "inside_a_step": "*On a GPU or a TPU every cell runs there, on one chip, in bfloat16.*",
+    "killed_job": "*On a GPU or a TPU this process holds the device, so the jobs, which are other processes, run on the CPU.*",
+    "own_drafter": "*On a GPU or a TPU every cell runs there, on one chip, in bfloat16.*",
+    "own_model": "*On a GPU or a TPU training and decoding run there, on one chip.*",
+    "quick_start": "*On a GPU or a TPU every cell runs there, on one chip, in bfloat16.*",
+    "shard": "*On a TPU or GPU machine with eight devices the mesh takes them; with fewer, set `JAX_PLATFORMS=cpu` first.*",
+    "train_eagle3": "*On a GPU or a TPU training and decoding run there, on one chip.*",
+    "what_fits": "*On a GPU or a TPU nothing runs there: sizes are computed, and steps compiled on the CPU.*",
+}
+"""What the cells of each notebook do where there is such a device."""
 BEFORE = {"shard": 'jax.config.update("jax_num_cpu_devices", 8)  # a CPU counts as eight; real ones stay as many\n'}
 SETUP = """\
 import glob
@@ -49,17 +65,19 @@ def repository() -> str:
 
 
 def filled(page: str, name: str, address: str) -> str:
-    """A notebook's `.md` with the badge and the first cell that follow from the address.
+    """A notebook's `.md` with the badges and the first cell that follow from the address, and what it does on which device.
 
     Raises:
       ValueError: where it has no title or no first cell to fill.
     """
     where = address.replace("https://github.com/", "https://colab.research.google.com/github/").removesuffix(".git")
-    badge = f"\n{BADGE}({where}/blob/main/docs/notebooks/{name}.ipynb)\n" if address else ""
+    file = f"blob/main/docs/notebooks/{name}.ipynb"
+    kaggle = f"{KAGGLE}(https://kaggle.com/kernels/welcome?src={address.removesuffix('.git')}/{file})"
+    badge = f"\n{BADGE}({where}/{file}) {kaggle}\n" if address else ""
     install = FROM_ADDRESS.replace("ADDRESS", address) if address else FROM_CLONE
     cell = SETUP.format(install=install, before=BEFORE.get(name, ""))
     page, titles = TITLE.subn(lambda found: found[1] + badge, page, count=1)
-    page, cells = FIRST.subn(lambda found: found[1] + cell + found[2], page, count=1)
+    page, cells = FIRST.subn(lambda found: f"{ON_DEVICES[name]}\n\n{found[1]}{cell}{found[2]}", page, count=1)
     if not titles or not cells:
         raise ValueError(f"{name}.md needs a title, and a first code cell tagged hide-input")
     return page
@@ -106,6 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--execute", action="store_true", help="execute the notebooks that have no outputs")
     execute = parser.parse_args().execute
+    if not repository():
+        print("pyproject.toml has no Repository under [project.urls], so the notebooks have no badges")
     for path in sorted(NOTEBOOKS.glob("*.md")):
         page = filled(path.read_text(), path.stem, repository())
         path.write_text(page)

@@ -69,8 +69,15 @@ def test_badge_and_installation_follow_from_the_address(pairs):
     bare, public = (pairs.filled(page.read_text(), page.stem, address) for address in ("", ADDRESS))
     assert "colab" not in bare.lower().replace("colab_release_tag", "") and "git+" not in bare and "a clone" in bare
     where = f"(https://colab.research.google.com/github/someone/specjax/blob/main/docs/notebooks/{page.stem}.ipynb)"
+    kaggle = f"(https://kaggle.com/kernels/welcome?src={ADDRESS}/blob/main/docs/notebooks/{page.stem}.ipynb)"
+    assert public.count(kaggle) == 1 and "kaggle.com" not in bare
     assert public.count(where) == 1 and f"git+{ADDRESS}" in public and "a clone" not in public
     assert pairs.filled(public, page.stem, ADDRESS) == public and pairs.filled(public, page.stem, "") == bare
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_says_what_it_does_on_other_devices(pairs, page):
+    assert page.read_text().partition("```")[0].endswith(f"\n\n{pairs.ON_DEVICES[page.stem]}\n\n")
 
 
 def test_outputs_stay_while_the_code_is_the_same(pairs):

@@ -10,6 +10,7 @@ from specjax.jobs import batch_api, gzipped, jsonl, parquet, shards, tarred, url
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check, manifest_path
 from specjax.jobs.page import check as check_page
+from specjax.jobs.page import file_of
 from specjax.jobs.work import FromLines, check_lines
 from specjax.models.remote import is_url
 from specjax.sharding.distributed import is_first
@@ -102,7 +103,7 @@ def check_beside(
         own = journal(output, form)
         taken |= {own: "the job's records", output: "the --output file", str(manifest_path(own)): "the job's manifest"}
     real = {os.path.realpath(path): what for path, what in taken.items()}
-    for name, path in (("--page", page), ("--metrics", metrics)):
+    for name, path in (("--page", page), ("--metrics", file_of(metrics))):
         if path is None:
             continue
         if (what := real.get(os.path.realpath(path))) is not None:

@@ -59,7 +59,7 @@ class FileOptions:
       format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
       page: a file for a page that shows how far the job is.
-      metrics: a file to which its measures are appended.
+      metrics: a file to which its measures are appended, or `otel` for OpenTelemetry.
       strict: whether a bad line ends the job.
       verbose: whether stderr describes how the loaded files are read.
       json: whether records are printed as JSON.
@@ -95,7 +95,8 @@ class FileOptions:
     )
     metrics: str | None = option(
         None,
-        "append records, tokens, speed and time left to this file every two seconds, as JSON lines",
+        "append records, tokens, speed and time left to this file every two seconds, as JSON lines; otel: send them to "
+        "OpenTelemetry",
         metavar="FILE.jsonl",
     )
     strict: bool = option(False, "stop at the first bad line of --input, before any work")

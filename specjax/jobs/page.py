@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax.jobs import meter
 from specjax.jobs.jsonl import dumps
 from specjax.jobs.output import replace
 from specjax.serve.slots import Turn
@@ -124,7 +125,7 @@ def watched(page: str | None, metrics: str | None, title: str, total: int, done:
 
     Args:
       page: the page's file; None: there is none.
-      metrics: the file to which measures are appended; None: there is none.
+      metrics: the file to which measures are appended, or `otel` for OpenTelemetry; None: there is none.
       title: of the page.
       total: the number of the job's records.
       done: the number of records that existed before.
@@ -133,6 +134,7 @@ def watched(page: str | None, metrics: str | None, title: str, total: int, done:
     if page is None and metrics is None:
         yield lambda turn, written, failed: None
         return
+    send = meter.Meter(title) if metrics == meter.OTEL else None
     began, course = time.monotonic(), Course(total, [Measure(0.0, done, failed, 0, 0)])
     tokens, steps, records, wrong, last = 0, 0, done, failed, -EVERY_SECONDS
     complained: set[str] = set()
@@ -149,7 +151,10 @@ def watched(page: str | None, metrics: str | None, title: str, total: int, done:
 
     def write() -> None:
         course.add(Measure(time.monotonic() - began, records, wrong, tokens, steps))
-        attempt(metrics, lambda path: _append(path, dumps(course.line())))
+        line = course.line()
+        if send:
+            send(line)
+        attempt(file_of(metrics), lambda path: _append(path, dumps(line)))
         attempt(page, lambda path: replace(path, [shown(course, title).encode()]))
 
     def watch(turn: Turn, written: int, failed: int) -> None:
@@ -177,8 +182,10 @@ def _append(path: str, line: str) -> None:
 
 
 def check(page: str | None, metrics: str | None) -> None:
-    """Raises ValueError if one of these files cannot be written."""
-    for name, path in (("--page", page), ("--metrics", metrics)):
+    """Raises ValueError if one of these files cannot be written, or OpenTelemetry takes no measures."""
+    if metrics == meter.OTEL:
+        meter.check()
+    for name, path in (("--page", page), ("--metrics", file_of(metrics))):
         if path is None:
             continue
         if Path(path).is_dir():
@@ -187,6 +194,11 @@ def check(page: str | None, metrics: str | None) -> None:
             raise ValueError(f"--page {path!r} is no file: it is replaced as a whole")
         if not Path(path).parent.is_dir():
             raise ValueError(f"{name} {path!r}: there is no folder {str(Path(path).parent)!r}; make it first")
+
+
+def file_of(metrics: str | None) -> str | None:
+    """The file that `--metrics` names; None if it names OpenTelemetry, or nothing."""
+    return None if metrics == meter.OTEL else metrics
 
 
 def shown(course: Course, title: str) -> str:

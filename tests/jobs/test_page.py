@@ -1,12 +1,13 @@
 """The page of a job and its file of measures."""
 
 import json
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
 from specjax import cli
-from specjax.jobs import page
+from specjax.jobs import meter, page
 from specjax.jobs.page import Course, Measure, shown, watched
 from specjax.serve.slots import Turn
 
@@ -148,3 +149,42 @@ def test_a_job_keeps_both(tmp_path, capsys):
     assert (last["records"], last["failed"], last["total"], last["ended"]) == (3, 1, 3, True)
     assert last["tokens"] == sum(record["new_tokens"] for record in records)
     assert Cells(shown.read_text()).rows["records"] == "3 of 3 (100.0%)"
+
+
+def test_measures_go_to_open_telemetry(tmp_path, monkeypatch, capsys):
+    """Without it, and without a provider, a job ends before any work; with one, the meter has the numbers of the lines."""
+    words = ["generate", "--input", str(tmp_path / "in.jsonl"), "--metrics", "otel"]
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "opentelemetry", None)
+        assert cli.main(words) == 2
+        assert "--metrics otel needs OpenTelemetry: pip install 'specjax[otel]'" in capsys.readouterr()[1]
+    metrics = pytest.importorskip("opentelemetry.metrics", reason="needs the extra otel")
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs the extra otel")
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    assert cli.main(words) == 2
+    said = capsys.readouterr()[1]
+    assert "--metrics otel has nowhere to send to" in said and said.count("\n") == 1
+    reader = InMemoryMetricReader()
+    provider = sdk.MeterProvider([reader], shutdown_on_exit=False)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    meter.check()
+    now = [0.0]
+    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    with watched(None, "otel", "in to out", 10, 2, 0) as watch:
+        for _ in range(2):
+            now[0] += 2.5
+            watch(Turn([], 4, 2, 0), 3, 1)
+    (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    points = {own.name.removeprefix("specjax.job."): own.data.data_points for own in scope.metrics}
+    assert scope.scope.name == "specjax" and all(
+        dict(own.attributes) == {"job": "in to out"} for (own,) in points.values()
+    )
+    found = {name: own.value for name, (own,) in points.items()}
+    assert {name: found[name] for name in ("tokens", "steps", "records", "failed", "total", "ended")} == {
+        "tokens": 8, "steps": 4, "records": 8, "failed": 1, "total": 10, "ended": 1,
+    }  # fmt: skip
+    assert found["tokens_per_step"] == 2.0 and set(found) == {*meter.GAUGES, *meter.COUNTERS}
+    assert set(found) == set(course().line()) - {"time"}

@@ -68,7 +68,9 @@ def temporary(lm: Any, params: Any, place: Any) -> int:
     )
     lowered = program.lower(params, state, count) if place is None else aot.lowered(program, params, state, count)
     compiled = lowered.compile() if place is None else aot.compiled(lowered)
-    return compiled.memory_analysis().temp_size_in_bytes
+    found = compiled.memory_analysis()
+    assert found is not None, "this backend's compiler says nothing of memory"
+    return found.temp_size_in_bytes
 
 
 def main(topology: str | None = None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specjax.models.layer import LayerConfig
     from specjax.models.llama import LlamaLM
     from specjax.models.loading import abstract, load
+    from specjax.models.mapped import Mapped, of_library
     from specjax.models.masked import Canvas, Masked
     from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
     from specjax.models.mlp import MLPConfig
@@ -57,6 +58,7 @@ _HOME = {
     "HeadConfig": "model_config",
     "LayerConfig": "layer",
     "LlamaLM": "llama",
+    "Mapped": "mapped",
     "Masked": "masked",
     "Mixer": "mixers",
     "MixerConfig": "mixers",
@@ -70,6 +72,7 @@ _HOME = {
     "TabularLM": "tabular",
     "TransformConfig": "transform",
     "llama_config": "model_config",
+    "of_library": "mapped",
     "widen": "widening",
 }
 
@@ -87,6 +90,7 @@ __all__ = [
     "LayerConfig",
     "LlamaLM",
     "MLPConfig",
+    "Mapped",
     "Masked",
     "Mixer",
     "MixerConfig",
@@ -104,6 +108,7 @@ __all__ = [
     "cached",
     "llama_config",
     "load",
+    "of_library",
     "quantised",
     "reduced",
     "resolve_dtype",

@@ -81,7 +81,7 @@ def load(
 
     It may be a folder from Hugging Face or `save`, a GGUF file, the URL of one of these (`gs://...`, read by fsspec), a Hugging
     Face hub id, or the name of a shipped model or of one in a package (`specjax.models.gguf.finding.PACKAGES`). A folder
-    may hold an Orbax checkpoint of MaxText or of the library `gemma`, with a `config.json` beside it or with `config`.
+    may hold an Orbax checkpoint of MaxText, Tunix or the library `gemma`, with a `config.json` beside it or with `config`.
 
     Args:
       model: the model; None is the shipped target. A folder or a GGUF file takes precedence over a name, and a name

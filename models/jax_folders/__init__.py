@@ -1,1 +1,2 @@
-"""Orbax checkpoints that other JAX libraries write: MaxText's, and those of Google DeepMind's library `gemma`."""
+"""Parameters as other JAX libraries name and shape them: MaxText, Tunix and Google DeepMind's library `gemma`. Their Orbax
+checkpoints are read, and their live trees."""

@@ -18,16 +18,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax.models.byte_ranges import Room
 from specjax.models.errors import ModelError
-from specjax.models.jax_folders import gemma, maxtext
 from specjax.models.jax_folders.place import located
+from specjax.models.jax_folders.recognised import NAMES, problems_of, recognised
 from specjax.models.llama import LlamaLM
 from specjax.models.loading_bar import bar
 from specjax.models.model_config import EmbeddingConfig
 from specjax.models.orbax_folder import check_database
 from specjax.models.weights import listed
 
-_LAYOUTS = (maxtext, gemma)
-_PREFIXES = ("params/params/", "params/", "base/", "")  # of a training state, of its parameters, of an NNX module
 _TOGETHER = 64 << 20  # bytes of small arrays that are read together
 
 Key = tuple[str, ...]
@@ -58,7 +56,7 @@ def opened(folder: Path) -> Checkpoint | None:
     """The checkpoint of a folder, of which only the outline is read; None if it has none.
 
     Raises:
-      ModelError: if it is damaged, or its names are neither MaxText's nor those of the library gemma.
+      ModelError: if it is damaged, or its names are those of no library that is known.
     """
     home = located(folder)
     if home is None:
@@ -73,21 +71,12 @@ def opened(folder: Path) -> Checkpoint | None:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = flatten_dict(checkpointer.metadata(path).item_metadata.tree)
     arrays = {"/".join(key): (key, own) for key, own in tree.items() if hasattr(own, "shape")}
-    for prefix in _PREFIXES:
-        inside = {_plain(name.removeprefix(prefix)): own for name, own in arrays.items() if name.startswith(prefix)}
-        for layout in _LAYOUTS:
-            if layout.is_one(inside):
-                return Checkpoint(path, layout, inside)
-    some = listed(sorted(arrays)[:3])
+    if (found := recognised(arrays)) is not None:
+        return Checkpoint(path, *found)
     raise ModelError(
-        f"{path} is an Orbax checkpoint with the names of neither {' nor '.join(one.NAME for one in _LAYOUTS)} ({some}): "
-        "convert it to a Hugging Face folder with the library that wrote it"
+        f"{path} is an Orbax checkpoint with the names of no library of {NAMES} ({listed(sorted(arrays)[:3])}): convert it to "
+        "a Hugging Face folder with the library that wrote it"
     )
-
-
-def _plain(name: str) -> str:
-    """An array's name without what holds it: a module, and a parameter's box."""
-    return name.removeprefix("transformer/").removesuffix("/w").removesuffix("/value")
 
 
 def with_vocabulary(lm: Any, checkpoint: Checkpoint) -> Any:
@@ -127,8 +116,9 @@ def restore(checkpoint: Checkpoint, title: str, lm: Any, abstract: Any, places: 
     with bar(f"loading {title}", len(wanted)) as advance:
         for stored, array in _read(checkpoint, list(of)):
             for name in of[stored]:
-                leaf = wanted[name]
-                found[name] = _placed(parts[name].take(array).reshape(leaf.shape), leaf.dtype, where[name])
+                leaf, part = wanted[name], parts[name]
+                numbers = part.value(part.take(array)).reshape(leaf.shape)
+                found[name] = _placed(numbers, leaf.dtype, where[name])
             advance(len(of[stored]))
     return jax.tree.unflatten(tree, [found[name] for name in names])
 
@@ -141,18 +131,11 @@ def _placed(numbers: np.ndarray, dtype: Any, place: Any) -> jax.Array:
 
 
 def _check(checkpoint: Checkpoint, parts: dict[str, Any]) -> None:
-    shapes, problems = checkpoint.shapes, []
-    for stored, expected in {part.name: part.shape for part in parts.values()}.items():
-        if stored not in shapes:
-            problems.append(f"missing {stored} {list(expected)}")
-        elif shapes[stored] != expected:
-            problems.append(f"{stored} has shape {list(shapes[stored])}, config.json says {list(expected)}")
-        elif not jnp.issubdtype(checkpoint.arrays[stored][1].dtype, jnp.floating):
-            kind = checkpoint.arrays[stored][1].dtype
+    problems = problems_of(checkpoint.layout, checkpoint.shapes, parts)
+    for stored in dict.fromkeys(part.name for part in parts.values() if part.name in checkpoint.arrays):
+        kind = checkpoint.arrays[stored][1].dtype
+        if not jnp.issubdtype(kind, jnp.floating):
             problems.append(f"{stored} has type {kind}, weights are floating-point numbers")
-    used = {part.name for part in parts.values()}
-    spare = [name for name in shapes if name not in used and not checkpoint.layout.is_unread(name)]
-    problems += [f"unused {name} {list(shapes[name])}" for name in spare]
     if problems:
         raise ModelError(f"the checkpoint does not fit config.json: {listed(problems)}")
 

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from specjax.models.errors import ModelError
 from specjax.models.jax_folders.part import Named, Part, Shapes, check_layers, layer_of
 from specjax.models.model_config import ModelConfig
@@ -30,7 +28,7 @@ _GATING = {"mlp.gate.kernel": 0, "mlp.up.kernel": 1}
 _JOINED = {"attention.q.kernel": 0, "attention.k.kernel": 1, "attention.v.kernel": 2}
 _STACKED = re.compile(r"stacked_layers/attention_type_(\d+)/(.+)")
 
-Take = Callable[[np.ndarray], np.ndarray]
+Take = Callable[[Any], Any]
 
 
 def is_one(names: Any) -> bool:
@@ -41,6 +39,11 @@ def is_one(names: Any) -> bool:
 def is_unread(name: str) -> bool:
     """Whether an array belongs to no text model."""
     return name.startswith(("SigLiPFromPatches_0/", "vision_encoder/", "embedder/mm_"))
+
+
+def as_stored(config: ModelConfig) -> ModelConfig:
+    """The model whose parameters are the library's numbers: the same."""
+    return config
 
 
 def parts(shapes: Shapes, wanted: Named, config: ModelConfig) -> dict[str, Part]:
@@ -78,13 +81,25 @@ def _of_layer(own: str, shape: tuple[int, ...], width: int, inside: Shapes) -> t
         if inside.get("mlp/gating_einsum") == turned:
             return "mlp/gating_einsum", turned, lambda x: x[which].T
         return "mlp/gating_einsum", (2, *shape), lambda x: x[which]
-    if own in _JOINED:
-        which, heads = _JOINED[own], (shape[1] // width, shape[0], width)
-        if "attn/qkv_einsum" in inside:
-            return "attn/qkv_einsum", (3, *heads), lambda x: x[which].swapaxes(0, 1)
-        if which == 0:
-            return "attn/q_einsum", heads, lambda x: x.swapaxes(0, 1)
-        return "attn/kv_einsum", (2, *heads), lambda x: x[which - 1].swapaxes(0, 1)
+    if own.startswith("attention.") and own.endswith(".kernel"):
+        return projection(own, shape, width, inside)
+    return _IN_LAYERS.get(own, own), shape, lambda x: x
+
+
+def projection(own: str, shape: tuple[int, ...], width: int, inside: Shapes) -> tuple[str, tuple[int, ...], Take]:
+    """What `_of_layer` gives of attention's matrices.
+
+    Args:
+      own: the parameter's name in its layer.
+      shape: its shape.
+      width: the width of a head.
+      inside: the shapes of the layer's arrays.
+    """
     if own == "attention.o.kernel":
         return _IN_LAYERS[own], (shape[0] // width, width, shape[1]), lambda x: x
-    return _IN_LAYERS.get(own, own), shape, lambda x: x
+    which, heads = _JOINED[own], (shape[1] // width, shape[0], width)
+    if "attn/qkv_einsum" in inside:
+        return "attn/qkv_einsum", (3, *heads), lambda x: x[which].swapaxes(0, 1)
+    if which == 0:
+        return "attn/q_einsum", heads, lambda x: x.swapaxes(0, 1)
+    return "attn/kv_einsum", (2, *heads), lambda x: x[which - 1].swapaxes(0, 1)

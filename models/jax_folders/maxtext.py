@@ -6,7 +6,6 @@ Kernels are `[inputs, heads, width]` or `[heads, width, outputs]`, so in order t
 layers as one.
 """
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.jax_folders.part import Named, Part, Shapes, check_layers, layer_of
-from specjax.models.model_config import ModelConfig
+from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig
+from specjax.models.norms import NormConfig
 
 NAME = "MaxText"
 _GEMMA = ("gemma", "gemma2", "gemma3_text")
@@ -90,14 +91,24 @@ def parts(shapes: Shapes, wanted: Named, config: ModelConfig) -> dict[str, Part]
         names = _IN_LAYERS.get(own, (own,))
         there = next((one for one in names if (layer, one) in spots), names[0])
         stored, index = spots.get((layer, there), (f"decoder/layers{'' if scanned else f'_{layer}'}/{there}", None))
-        inside = _inside(own, shape, layer, config)
+        inside, order = _inside(own, shape, layer, config), _order(own, layer, config)
         if index is None:
-            found[name] = Part(stored, inside, lambda x, value=value: value(x))
+            found[name] = Part(stored, inside, order, value)
         else:
             whole = (*inside[:axis], shapes[stored][axis], *inside[axis:])
-            take = lambda x, value=value, index=index: value(x[(slice(None),) * axis + (index,)])
-            found[name] = Part(stored, whole, take)
+            take = lambda x, order=order, index=index: order(x[(slice(None),) * axis + (index,)])
+            found[name] = Part(stored, whole, take, value)
     return found
+
+
+def as_stored(config: ModelConfig) -> ModelConfig:
+    """The same model with MaxText's factors in it, so that MaxText's numbers are its parameters (`Part.take`)."""
+    if config.family in _FOLDED:
+        config = config.every(AttentionConfig, scale=1.0)
+    if config.family in _GEMMA:
+        config = config.every(NormConfig, kind="wide").every(EmbeddingConfig, scale=1.0)
+        config = config.every(HeadConfig, logits_scaling=float(_embedding_scale(config)))
+    return config
 
 
 def _outer(stored: str, shape: tuple[int, ...], shapes: Shapes, value: Callable) -> Part:
@@ -107,7 +118,7 @@ def _outer(stored: str, shape: tuple[int, ...], shapes: Shapes, value: Callable)
     padded = len(own) == len(shape) == 2 and all(a >= b for a, b in zip(own, shape, strict=True))
     along = 1 if stored != EMBEDDING else 0
     expected = tuple(own[i] if padded and i == along else size for i, size in enumerate(shape))
-    return Part(stored, expected, lambda x: value(x[cut]))
+    return Part(stored, expected, lambda x: x[cut], value)
 
 
 def _axis(shapes: Shapes) -> int:
@@ -156,21 +167,29 @@ def _value(name: str, layer: int, config: ModelConfig) -> Callable[[np.ndarray],
     if own.endswith("scale") and family in _GEMMA:
         return lambda x: x.astype(np.float32) - 1  # MaxText multiplies by the weights, and not by one more
     if name == "embed.embedding" and family in _GEMMA:
-        root = np.float32(config.hidden_size**0.5)
-        # as its converters multiply: of Gemma 2 by the root in float32, of the others in bfloat16
-        by = root if family == "gemma2" else root.astype(ml_dtypes.bfloat16).astype(np.float32)
-        return lambda x: x.astype(np.float32) / by
-    queries, keys = own.startswith("attention.q."), own.startswith("attention.k.")
-    if not queries and not keys:
+        return lambda x: x.astype(np.float32) / _embedding_scale(config)
+    if own.startswith("attention.q.") and family in _FOLDED:
+        by = np.float32(1 / config.attention(layer).scores_scale)
+        return lambda x: x.astype(np.float32) * by
+    return lambda x: x
+
+
+def _embedding_scale(config: ModelConfig) -> np.float32:
+    """What embeddings of Gemma are multiplied by in MaxText, as its converters round it: of Gemma 2 to float32, of the
+    others to bfloat16."""
+    root = np.float32(config.hidden_size**0.5)
+    return root if config.family == "gemma2" else np.float32(root.astype(ml_dtypes.bfloat16))
+
+
+def _order(own: str, layer: int, config: ModelConfig) -> Callable[[Any], Any]:
+    """What turns MaxText's order of a layer's parameter into ours."""
+    if config.family != "llama" or not own.startswith(("attention.q.", "attention.k.")):
         return lambda x: x
-    attention = config.attention(layer)
-    scaling = None if attention.rope is None else attention.rope.scaling
-    turned = family == "llama" and scaling is not None and scaling.kind == "llama3"
-    by = np.float32(1 / attention.scores_scale) if queries and family in _FOLDED else None
-    return functools.partial(_heads, turned=turned, by=by)
+    rope = config.attention(layer).rope
+    turned = rope is not None and rope.scaling is not None and rope.scaling.kind == "llama3"
+    return _halves if turned else lambda x: x
 
 
-def _heads(x: np.ndarray, turned: bool, by: np.float32 | None) -> np.ndarray:
-    """Queries or keys `[..., heads, width]`, with neighbouring channels moved apart if `turned`, times `by`."""
-    x = np.concatenate((x[..., ::2], x[..., 1::2]), axis=-1) if turned else x
-    return x if by is None else x.astype(np.float32) * by
+def _halves(x: Any) -> Any:
+    """Queries or keys `[..., heads, width]`, with neighbouring channels moved apart."""
+    return x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,16 @@ class Part:
     Attributes:
       name: of the array that holds it.
       shape: the shape that the array should have.
-      take: the parameter's numbers from the whole array, in any shape that has their order.
+      take: the parameter's numbers from the whole array, of NumPy or of JAX, in order. Axes that are one in the parameter may
+        be several beside each other, as heads and their channels.
+      value: the parameter's numbers from those, where the library multiplies them by a factor of its own or adds one to
+        them.
     """
 
     name: str
     shape: tuple[int, ...]
-    take: Callable[[np.ndarray], np.ndarray]
+    take: Callable[[Any], Any]
+    value: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 
 def layer_of(name: str) -> tuple[int, str]:

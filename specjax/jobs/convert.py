@@ -38,8 +38,8 @@ class ConvertOptions:
     adapter: tuple[str, ...] = same(ModelOptions, "adapter")
     config: str | None = option(
         None,
-        "folder, config.json or hub id that describes the model, where its folder has no config.json (of MaxText, of the "
-        "library gemma)",
+        "folder, config.json or hub id that describes the model, where its folder has no config.json (of MaxText, Tunix, "
+        "the library gemma)",
     )
     mesh: str | None = option(
         None, "devices by axis that hold the model meanwhile, such as data=2,model=4 (default: one device)"

@@ -110,7 +110,7 @@ def test_bad_folders(llama, tmp_path):
     with say("the checkpoint has 2 layers, and config.json says 1"):
         models.load(folder, config=config(num_hidden_layers=1, layer_types=None))
     jax_libraries.write(tmp_path / "else", {"net": {"w": np.ones(3, np.float32)}})
-    with say(r"names of neither MaxText nor the library gemma \(net/w\)"):
+    with say(r"names of no library of MaxText, Tunix, the library gemma \(net/w\)"):
         models.load(tmp_path / "else", config=reference.folder)
     torn = shutil.copytree(folder / "items", tmp_path / "torn")
     for file in torn.rglob("d/*"):

@@ -1,4 +1,4 @@
-"""Checkpoints as MaxText and the library `gemma` have them, made from a transformers model: the other way round."""
+"""Trees as MaxText, Tunix and the library `gemma` have them, made from a Hugging Face folder: the other way round."""
 
 import json
 
@@ -41,7 +41,7 @@ def maxtext(folder, form):
     gemma = kind.startswith("gemma")
     scale = c.get("query_pre_attn_scalar", c.get("head_dim") or width // c["num_attention_heads"]) ** -0.5
     head = c.get("head_dim") or width // c["num_attention_heads"]
-    turned = kind == "llama" and "llama3" in json.dumps(c.get("rope_parameters"))
+    turned = kind == "llama" and '"llama3"' in json.dumps(c)
     norm = lambda x: x + np.float32(gemma)
 
     def layer(i):
@@ -159,3 +159,49 @@ def gemma(folder, form, transposed):
         outer = "SigLiPFromPatches_0" if name.startswith("vision") else "transformer"
         flat.setdefault(f"{outer}/{module}", {})[kind] = x
     return flat
+
+
+def tunix(folder):
+    """The parameters of a module of Tunix."""
+    c, own = _said(folder)
+    width, gemma = c["hidden_size"], c["model_type"].startswith("gemma")
+    head = c.get("head_dim") or width // c["num_attention_heads"]
+    tree = {
+        "embedder/input_embedding": own["model.embed_tokens.weight"],
+        f"final_norm/{'scale' if gemma else 'w'}": own["model.norm.weight"],
+    }
+    if "lm_head.weight" in own:
+        tree["lm_head/w"] = own["lm_head.weight"].T
+    for i in range(c["num_hidden_layers"]):
+        at = lambda name, i=i: own[f"model.layers.{i}.{name}.weight"]
+        q, k, v = (at(f"self_attn.{name}_proj").T.reshape(width, -1, head).swapaxes(0, 1) for name in "qkv")
+        o = at("self_attn.o_proj").T.reshape(-1, head, width)
+        if count := c.get("num_experts"):
+            stack = lambda name, at=at, count=count: np.stack(
+                [at(f"mlp.experts.{j}.{name}_proj").T for j in range(count)]
+            )
+            layer = {f"mlp/{name}_proj": stack(name) for name in ("gate", "up", "down")}
+            layer["mlp/router/kernel"] = at("mlp.gate").T
+        else:
+            layer = {f"mlp/{name}_proj/kernel": at(f"mlp.{name}_proj").T for name in ("gate", "up", "down")}
+        if gemma:
+            joined = {"qkv": np.stack((q, k, v))} if len(q) == len(k) else {"q": q, "kv": np.stack((k, v))}
+            layer |= {f"attn/{name}_einsum/w": x for name, x in joined.items()} | {"attn/attn_vec_einsum/w": o}
+            norms = {"pre_attention": "input", "pre_ffw": "post_attention"}
+            if c["model_type"] != "gemma":
+                after = "post_attn" if c["model_type"] == "gemma2" else "post_attention"
+                norms = {"pre_attention": "input", after: "post_attention"}
+                norms |= {"pre_ffw": "pre_feedforward", "post_ffw": "post_feedforward"}
+            layer |= {f"{ours}_norm/scale": at(f"{theirs}_layernorm") for ours, theirs in norms.items()}
+            named = {"_query_norm/scale": "q", "_key_norm/scale": "k"}
+        else:
+            apart = {name: x.swapaxes(0, 1) for name, x in zip("qkv", (q, k, v), strict=True)}
+            layer |= {f"attn/{name}_proj/w": x for name, x in apart.items()} | {"attn/o_proj/w": o}
+            layer |= {f"{name}_layernorm/w": at(f"{name}_layernorm") for name in ("input", "post_attention")}
+            named = {"q_norm/w": "q", "k_norm/w": "k"}
+        if f"model.layers.{i}.self_attn.q_norm.weight" in own:
+            layer |= {f"attn/{ours}": at(f"self_attn.{theirs}_norm") for ours, theirs in named.items()}
+        for name in "qkv" if f"model.layers.{i}.self_attn.q_proj.bias" in own else ():
+            layer[f"attn/{name}_bias"] = own[f"model.layers.{i}.self_attn.{name}_proj.bias"]
+        tree |= {f"layers/{i}/{name}": x for name, x in layer.items()}
+    return unflatten_dict(tree, sep="/")

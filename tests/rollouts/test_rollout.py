@@ -218,3 +218,24 @@ def test_mistakes_are_said(options, why):
 def test_layouts_need_a_mesh():
     with pytest.raises(ValueError, match="no mesh to place parameters on"):
         reshard(specjax.speculative(TARGET), of_target())
+
+
+@pytest.mark.slow
+def test_a_head_that_is_fitted_to_the_samples_drafts_better(found, wanted):
+    """With the same text, and by the same program."""
+    from specjax.draft.eagle3.objective import TrainEagle3
+    from specjax.objectives.base import Batch
+    from specjax.train.loop import Settings, TrainState, update
+
+    drafter = specjax.speculative(TARGET, DRAFTERS["eagle3"]).drafter
+    stale = sampled(drafter, params("eagle3"))
+    objective, settings = TrainEagle3(drafter=drafter, unroll=2), Settings(100, learning_rate=1e-2)
+    state = TrainState.begun(settings, jax.tree.map(jnp.array, params("eagle3")["draft"]))
+    for _ in range(30):
+        state, _ = update(objective, settings, state, params()["target"], Batch(found.tokens, found.mask))
+    before = samples._program._cache_size()
+    fresh = sampled(drafter, {**params("eagle3"), "draft": state.params})
+    assert samples._program._cache_size() == before
+    same(said(stale), wanted)
+    same(said(fresh), wanted)
+    assert fresh.steps.sum() < stale.steps.sum()

@@ -22,9 +22,10 @@ from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
-    from specjax import decode, diffusion, evaluate, models, search, soft, tasks, train, viz
+    from specjax import decode, diffusion, evaluate, models, rollouts, search, soft, tasks, train, viz
     from specjax.models import load
     from specjax.models.text import Chat
+    from specjax.rollouts import rollout
     from specjax.serve.continuations import score
     from specjax.serve.engine import Engine
     from specjax.serve.generate import generate
@@ -54,6 +55,8 @@ __all__ = [
     "generate",
     "load",
     "models",
+    "rollout",
+    "rollouts",
     "run",
     "sampling",
     "score",
@@ -78,6 +81,8 @@ if not TYPE_CHECKING:  # hidden from type checkers: with these, any name would p
         "generate": "specjax.serve.generate:generate",
         "load": "specjax.models:load",
         "models": "specjax.models",
+        "rollout": "specjax.rollouts:rollout",
+        "rollouts": "specjax.rollouts",
         "score": "specjax.serve.continuations:score",
         "search": "specjax.search",
         "soft": "specjax.soft",

@@ -223,7 +223,7 @@ class Speculative(Decoder[DecodeState]):
             length=1,
             cache=self.target.init_cache(batch, capacity, dtype),
             draft=self.drafter.init(params, batch, capacity),
-            logprobs=LogProbs(buffer(), buffer(), buffer()) if self.logprobs else None,
+            logprobs=LogProbs(buffer(), buffer(), buffer(), buffer()) if self.logprobs else None,
         )
         return self._constrain(state.drawing(state.sampling))
 
@@ -484,8 +484,11 @@ class Speculative(Decoder[DecodeState]):
         logits = jnp.take_along_axis(output.logits, nodes, axis=1)
         paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)
         even = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1) - jnp.log(logits.shape[-1])
+        heat = sampler.params.temperature[:, None, None]
+        tempered = logits / jnp.where(heat > 0, heat, 1.0)
         return LogProbs(
             write(logprobs.raw, pick(logits), length),
+            write(logprobs.tempered, pick(tempered), length),
             write(logprobs.warped, pick(sampler.warped(logits, paths)), length),
             write(logprobs.certainty, even, length),
         )

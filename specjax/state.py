@@ -47,6 +47,8 @@ class LogProbs(Pretty):
 
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.
+      tempered: `[B, L]` float32, under the softmax of the model's own logits over the row's temperature, without any
+        other warper; greedy rows: over 1, which is `raw`.
       warped: `[B, L]` float32, under the distribution that they were drawn from (greedy rows: after the repetition
         penalty).
       certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the uniform distribution over the vocabulary
@@ -54,6 +56,7 @@ class LogProbs(Pretty):
     """
 
     raw: Float[Array, "B L"]
+    tempered: Float[Array, "B L"]
     warped: Float[Array, "B L"]
     certainty: Float[Array, "B L"]
 

@@ -55,6 +55,10 @@ WRONG = {
         lambda: specjax.run(None, {}, None, max_step=4),
         "run() has no keyword 'max_step': did you mean max_steps?",
     ),
+    "rollout": (
+        lambda: specjax.rollout(None, {}, None, num_generations=4),
+        "rollout() has no keyword 'num_generations': see help(rollout)",
+    ),
     "stream": (
         lambda: specjax.stream(None, {}, None, step_per_call=4),
         "stream() has no keyword 'step_per_call': did you mean steps_per_call?",

@@ -5,6 +5,7 @@ import fnmatch
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from support.block_runs import AFTER, GIVEN, MADE, SHORT, SUBSTITUTES, Reader, commands
@@ -48,6 +49,11 @@ CHECKS = {
         and bool(names["again"].done.all())
     ),
     "pictures-1": lambda names, out: len(names["figure"].axes[0].lines) == 1,
+    "rollouts-1": lambda names, out: names["means"][-1] > 1.5 * names["means"][0] > 0,
+    "rollouts-2": lambda names, out: (
+        names["found"].lengths.tolist() == (names["found"].prompt_lengths + 6).tolist()
+        and {x.sharding.mesh.size for x in jax.tree.leaves(names["params"])} == {len(jax.devices())}
+    ),
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
     "searches-8": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
     "searches-9": lambda names, out: (

@@ -24,7 +24,8 @@ from specjax.models.masked import Masked
 from specjax.objectives.base import Batch
 from specjax.objectives.joint import Joint
 from specjax.objectives.losses import CrossEntropy
-from specjax.train.loop import Settings, TrainState, update
+from specjax.sharding import make_mesh
+from specjax.train.loop import Settings, TrainState, gradients, update
 from specjax.train.options import TrainOptions
 from specjax.train.trainable import trainable
 
@@ -132,6 +133,25 @@ def test_the_head_learns_faster_by_its_rate():
     rate = moved["adapter"]["layers"][0]["attention"]["q"]["b"]
     assert rate == pytest.approx(float(settings.schedule(0)), rel=1e-3)
     assert moved["head"]["heads"][0]["kernel"] == pytest.approx(3 * rate, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("placement")
+def test_on_a_mesh_with_copies_of_kv_heads():
+    """Changes are of the heads that there are, and every copy of a head has its change."""
+    mesh = make_mesh("data=2,model=4")
+    lm, target = models.spread(tiny.TARGET, tiny.target_params(), mesh)
+    assert lm.kv_copies == 2
+    one = FIXED["joint"]
+    wide = dataclasses.replace(one, head=dataclasses.replace(one.head, drafter=one.head.drafter.bind(lm)))
+    params = drawn(one.init(jax.random.key(0), tiny.target_params()))
+    fresh = jax.eval_shape(wide.fresh, jax.random.key(0), target)
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, params["adapter"])
+    run = jax.jit(gradients, static_argnums=(0, 5, 6))
+    grads, metrics, _ = run(wide, params, target, packed(), jax.random.key(1), 1, mesh)
+    expected, others, _ = run(one, params, tiny.target_params(), packed(), jax.random.key(1), 1, None)
+    assert float(metrics["loss"]) == pytest.approx(float(others["loss"]), rel=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), grads, expected)
 
 
 @pytest.fixture(scope="module")

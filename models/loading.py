@@ -312,6 +312,12 @@ def _used_for(lm: Any, longest: int) -> Any:
     return dataclasses.replace(lm, config=dataclasses.replace(config, max_position_embeddings=longest))
 
 
+def naming_of(model: Model) -> tuple[weights.Names, weights.Layout]:
+    """The names that a model's folder gives to its parameters; of one without a folder, those of its tensors in Llama's
+    layout."""
+    return (str, weights.hf_name) if model.path is None else _naming(model.lm, _said(model.path)[0])
+
+
 def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:
     """The names that a folder gives to the parameters of its model."""
     if isinstance(lm, DiffusionGemmaLM):

@@ -100,7 +100,7 @@ def save(
         return
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)):
         raise ModelError("several processes hold these parameters, and one writes safetensors: save them as orbax")
-    with _beside(folder) as scratch:
+    with beside(folder) as scratch:
         if layout == "dfloat11":
             arrays, config["dfloat11_config"] = dfloat11_writing.packed(weights.stored(params, dtype, names, paths))
             weights.write_arrays(scratch / "model.safetensors", arrays)
@@ -151,7 +151,7 @@ def _described(lm, diffusion):
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def beside(folder: Path) -> Iterator[Path]:
     """An empty folder whose files are moved to `folder` at the end, `config.json` last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -174,7 +174,7 @@ def _save_orbax(folder: Path, params: Any, dtype: Any, write_rest: Callable[[Pat
         orbax_folder.write(folder, params, dtype)
         _wait_for_all(f"{folder} has its checksums")
         if first:
-            with _beside(folder) as scratch:
+            with beside(folder) as scratch:
                 write_rest(scratch)
     except BaseException:
         if first:

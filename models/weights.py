@@ -255,7 +255,7 @@ def cut_array(array: np.ndarray, parts: list[Part], axis: int | None = None) -> 
     return [own.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :]) for own in found]
 
 
-def _joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
+def joined(arrays: list[np.ndarray], parts: list[Part]) -> np.ndarray:
     """The tensor that holds them; the inverse of `cut_array`."""
     axis, runs = parts[0].axis, parts[0].runs
     if len(parts) == 1:
@@ -367,7 +367,7 @@ def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name
     """Yields the tensors of a params pytree under their Hugging Face names; `dtype` is as for `write`."""
     leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
-        yield name, _joined([_array(leaves[part.leaf][1], part, dtype) for part in parts], parts)
+        yield name, joined([_array(leaves[part.leaf][1], part, dtype) for part in parts], parts)
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
@@ -429,5 +429,5 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
         offset += size
     array = lambda part: _array(leaves[part.leaf][1], part, dtype)
     in_rows = lambda parts: all(part.axis == 0 and part.runs == 1 for part in parts)
-    each = lambda parts: map(array, parts) if in_rows(parts) else [_joined(list(map(array, parts)), parts)]
+    each = lambda parts: map(array, parts) if in_rows(parts) else [joined(list(map(array, parts)), parts)]
     _write(file, header, (own.tobytes() for parts in found.values() for own in each(parts)))

@@ -193,6 +193,11 @@ class Objective(abc.ABC):
         return getattr(self, "drafter", None)
 
     @property
+    def rates(self) -> Mapping[str, float]:
+        """How many times the learning rate some entries of the parameters, a dict, learn at; other entries learn at it."""
+        return {}
+
+    @property
     def fields(self) -> dict[str, Any]:
         """The fields of `saved`, as JSON has them."""
         found = {name: getattr(self.method, name) for name in self.saved}
@@ -298,7 +303,9 @@ def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
 
 
 def of_target(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
-    """A frozen target's output for a batch, without gradient: as it was captured, or from a pass.
+    """A target's output for a batch: as it was captured, or from a pass.
+
+    It has a gradient only in parameters that are trained too (`specjax.objectives.joint`).
 
     Args:
       lm: the target.
@@ -307,7 +314,7 @@ def of_target(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
       wants: what to return at least.
     """
     if batch.output is None:
-        return jax.lax.stop_gradient(read(lm, params, batch, wants))
+        return read(lm, params, batch, wants)
     dtype = jax.eval_shape(lambda: lm.embed(params, batch.tokens)).dtype
     typed = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
     return dataclasses.replace(batch.output, hidden=typed(batch.output.hidden), final=typed(batch.output.final))

@@ -133,7 +133,7 @@ class CutObjective(Objective):
         lm, count = self.drafter.target, self.guesses
         rows, length = batch.tokens.shape
         at, chosen = self._places(batch, key)
-        text = jax.lax.stop_gradient(read(lm, target_params, batch, self.text_wants | Wants(final=True)))
+        text = read(lm, target_params, batch, self.text_wants | Wants(final=True))
 
         ahead = at[:, :, None] + jnp.arange(1, count + 1)[None, None]  # [B, R, m]
         flat = ahead.reshape(rows, -1)
@@ -142,5 +142,5 @@ class CutObjective(Objective):
         known = jnp.take_along_axis(due, row + jnp.minimum(flat + 1, length - 1), axis=1) & (flat + 1 < length)
         known = known & jnp.repeat(chosen, count, axis=1)
         final = jnp.take_along_axis(text.final, jnp.minimum(flat, length - 1)[:, :, None], axis=1)
-        target = lm.unembed(target_params, final)
+        target = jax.lax.stop_gradient(lm.unembed(target_params, final))
         return target, self.said(params, target_params, batch, at, text), known

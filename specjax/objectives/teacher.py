@@ -50,7 +50,7 @@ class Teacher:
 
     Attributes:
       batch: the text.
-      output: the target's, without gradient: the head's input, and the source of the distributions.
+      output: the target's: the head's input, and the source of the distributions.
       unembed: from `grounds` to logits `[..., V]`.
       ids: the draft's vocabulary; empty for all tokens.
     """

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,7 @@ def update(
         objective, state.params, frozen, batch, key, settings.accumulate, mesh, settings.compute_dtype
     )
     changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
+    changes = _at_rates(changes, objective.rates)
     metrics |= {
         "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
         "grad_norm": optax.tree.norm(grads),
@@ -147,6 +148,13 @@ def update(
     if mesh is not None:
         new = jax.lax.with_sharding_constraint(new, new.places(objective, settings, mesh))
     return new, metrics
+
+
+def _at_rates(changes: PyTree, rates: Mapping[str, float]) -> PyTree:
+    """An update whose entries have their own multiples of the learning rate, in which it is linear."""
+    if not rates:
+        return changes
+    return {name: optax.tree.scale(rates.get(name, 1.0), own) for name, own in changes.items()}
 
 
 @settled

@@ -7,6 +7,8 @@ from specjax.about import abouts, exported
 from specjax.diffusion import unmask
 from specjax.draft.adaptive import Rule
 from specjax.draft.base import Trained
+from specjax.objectives.joint import Joint
+from specjax.train.joint import joint_task
 from specjax.train.methods import HeadTask, policy_task, rule_task, verifier_task
 from specjax.train.task import Making
 from specjax.train.whole_models import WHOLE_MODELS
@@ -15,7 +17,9 @@ from specjax.verify import Verifier
 
 def trainable() -> dict[str, Making]:
     """Everything that `specjax train` can train, by name. A method has the first of its names, like its folder."""
-    found = WHOLE_MODELS | {name: Making(head.objective, head) for name, head in heads().items()}
+    own = heads()
+    found = WHOLE_MODELS | {"joint": Making(Joint, functools.partial(joint_task, own))}
+    found |= {name: Making(head.objective, head) for name, head in own.items()}
     methods = (
         (Rule, (draft,), rule_task),
         (unmask.Unmask, (diffusion, unmask), policy_task),

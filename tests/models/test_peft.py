@@ -8,7 +8,8 @@ import pytest
 from support.passes import logits
 
 from specjax import models
-from specjax.models import ModelError
+from specjax.models import ModelError, adapter_writing, lora
+from specjax.models.loading import naming_of
 from specjax.sharding import make_mesh
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
@@ -89,6 +90,26 @@ def test_merged_logits_are_those_of_peft(references, tmp_path, case):
 def test_merged_logits_are_those_of_peft_in_every_case(references, tmp_path, case):
     got = check(references, tmp_path / "lora", case)
     assert ("head" in got.params) == (case not in ("tied_still", "saved_both", "beside"))
+
+
+@pytest.mark.slow
+@pytest.mark.covers("models", "adapters")
+@pytest.mark.parametrize("name", ["phi3", "glm4"])
+def test_changes_of_matrices_that_share_a_tensor_are_written(references, tmp_path, name):
+    """Queries, keys and values of Phi-3 are one matrix, and GLM-4 turns neighbouring rows of its queries and keys."""
+    reference = references(name)
+    model = models.load(reference.folder, dtype="float32")
+    rng = np.random.default_rng(0)
+    noisy = lambda x: np.asarray(x + 0.2 * rng.normal(size=x.shape), np.float32)
+    changes = jax.tree.map(noisy, lora.fresh(jax.random.key(0), model.params, 3))
+    stored = adapter_writing.stored_changes(changes, model.params, *naming_of(model))
+    adapter_writing.write(tmp_path, changes, stored, 3, 4.0, name, np.float32)
+    ours = logits(model.lm, lora.added(model.params, changes, 4 / 3), IDS)
+    assert np.abs(ours - reference.logits(IDS)).max() > 0.1
+    read = models.load(reference.folder, dtype="float32", adapter=tmp_path)
+    np.testing.assert_allclose(logits(read.lm, read.params, IDS), ours, atol=1e-4)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(reference.torch), tmp_path).eval()
+    np.testing.assert_allclose(said(theirs), ours, atol=1e-4)
 
 
 def in_turn(reference, folders):

@@ -53,6 +53,7 @@ from specjax.draft.ppd.objective import TrainPPD
 from specjax.draft.speculator.objective import TrainLSTMSpeculator, TrainMLPSpeculator
 from specjax.expand import Chain
 from specjax.objectives.base import Batch
+from specjax.objectives.joint import Joint
 from specjax.objectives.next_token import NextToken
 from specjax.train.distill import Distill
 
@@ -78,6 +79,7 @@ FIXED = {
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
     "lm": NextToken(tiny.DRAFT),
+    "joint": Joint(TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)), rank=2),
 }
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),

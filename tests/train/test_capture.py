@@ -43,7 +43,13 @@ def as_captured(objective, top_k=0):
 
 def test_which_objectives_run_the_target_themselves():
     """And `lm` reads nothing of it."""
-    assert {name for name in ALL if name not in CAPTURED} == {"gemma4_assistant", "hidden_transfer", "lm", "ppd"}
+    assert {name for name in ALL if name not in CAPTURED} == {
+        "gemma4_assistant",
+        "hidden_transfer",
+        "joint",
+        "lm",
+        "ppd",
+    }
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ OF_BATCHES = {"lk": LK(), "lk_lambda": LK("lambda"), "tvdpp": TVDPP()}
 LEARN2PD = TrainFilter(tiny.DRAFT, 31, False, Learn2PD(block_length=4), passes=2)
 OTHERS = {
     **{f"distill_{name}": Distill(tiny.TARGET, tiny.DRAFT, loss) for name, loss in OF_BATCHES.items()},
+    "joint_self": dataclasses.replace(FIXED["joint"], teacher="self"),
     "distill_labels": Distill(tiny.TARGET, tiny.DRAFT, CrossEntropy()),
     "distill_chosen": Distill(tiny.TARGET, tiny.DRAFT, keep=0.4),
     "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
@@ -50,7 +51,7 @@ OTHERS = {
         for name, loss in OF_BATCHES.items()
     },
 }
-WHOLE = "kangaroo", "distill", "lm", "ppd", "hidden_transfer", "acceptance"
+WHOLE = "kangaroo", "distill", "lm", "ppd", "hidden_transfer", "acceptance", "joint"
 """Objectives over the whole vocabulary. Those of the other heads take their means as over fewer tokens."""
 QUICK = "medusa_trimmed", "distill_chosen"
 

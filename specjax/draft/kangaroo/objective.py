@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from specjax.draft.kangaroo import Kangaroo
 from specjax.draft.kangaroo import network as head
 from specjax.lm import Wants
@@ -45,6 +47,7 @@ class TrainKangaroo(Objective):
         taught = of_target(target, target_params, batch, self.reads)
         features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], batch.block(), None)
         dist, logits = (target.unembed(target_params, h[:, :-1]) for h in (taught.final, features))
+        dist = jax.lax.stop_gradient(dist)
         mask = batch.due(1)
         metrics = {
             "acceptance": mean(acceptance(dist, logits), mask),

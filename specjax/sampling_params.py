@@ -117,11 +117,16 @@ def made(options: Any, vocabulary: Any, room: int) -> dict[str, Any]:
 
 
 def form_of(options: Iterable[Any]) -> Form:
-    """The columns that rows with these options need."""
-    options = list(options)
-    wanted = [each for each in LISTED if each.usual or any(in_use(each, own) for own in options)]
-    fields = [field for each in wanted for field in dataclasses.fields(each)]
-    return tuple((field.name, _widths(field, [getattr(own, field.name) for own in options])) for field in fields)
+    """The columns that rows with these options need. The options are read once, and only lists that are set are kept."""
+    wanted = {at for at, each in enumerate(LISTED) if each.usual}
+    lists: dict[str, list[Any]] = {name: [] for name, field in FIELDS.items() if "shape" in field.metadata}
+    for own in options:
+        wanted |= {at for at, each in enumerate(LISTED) if at not in wanted and in_use(each, own)}
+        for name, values in lists.items():
+            if (value := getattr(own, name)) is not FIELDS[name].default:
+                values.append(value)
+    fields = [field for at, each in enumerate(LISTED) if at in wanted for field in dataclasses.fields(each)]
+    return tuple((field.name, _widths(field, lists.get(field.name, ()))) for field in fields)
 
 
 def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 from specjax import models
 from specjax.jobs import jsonl
 from specjax.jobs.files import read_lines
-from specjax.jobs.work import check_lines
+from specjax.jobs.work import failure, kept
 from specjax.serve.engine import Engine
 from specjax.serve.options import ModelOptions, RunOptions, check_least, option, same
 from specjax.serve.record_bar import bar_fits, record_bar
-from specjax.serve.request import Record, Request
+from specjax.serve.request import Request
 from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.data import survival
 
@@ -98,9 +98,7 @@ def _target(options: CheckHeadOptions) -> models.Model:
 
 def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]) -> list[Request]:
     """The requests; greedy unless a line says otherwise."""
-    items = list(jsonl.to_requests(lines, engine, {"max_new_tokens": options.max_new_tokens}))
-    bad = [(item.line, item.error) for item in items if isinstance(item, Record)]
-    check_lines(options, bad, len(items))
+    items = kept(options, jsonl.to_requests(lines, engine, {"max_new_tokens": options.max_new_tokens}), failure)
     if line := engine.left_out({"max_new_tokens": options.max_new_tokens}, items):
         note(line)
     return [item for item in items if isinstance(item, Request)]

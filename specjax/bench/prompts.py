@@ -1,5 +1,6 @@
 """The prompts of a bench: a file's, questions for chat models, and openings of functions for other models."""
 
+import itertools
 from typing import Any
 
 from specjax.bench.options import BenchOptions
@@ -25,7 +26,7 @@ def read_input(options: BenchOptions) -> list[jsonl.Line] | None:
         family_of(name)
     if not options.input:
         return None
-    lines = jsonl.read(options.input)[: options.prompts]
+    lines = list(itertools.islice(jsonl.read(options.input), options.prompts))
     bad = [line for line in lines if line.error]
     if bad or not lines:
         why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"

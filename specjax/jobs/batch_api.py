@@ -8,9 +8,9 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
 from specjax.jobs import jsonl
 from specjax.jobs.output import replace
@@ -123,6 +123,15 @@ def is_chat(line: jsonl.Line) -> bool:
     return isinstance(line.prompt, list) and bool(line.prompt) and isinstance(line.prompt[0], dict)
 
 
+def _records(lines: BinaryIO, places: Iterable[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    """The records that begin at these places of a file, the last of each three numbers."""
+    found = []
+    for *_, start in places:
+        lines.seek(start)
+        found.append(json.loads(lines.readline()))
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Results:
     """Writes the results of a job that has ended.
@@ -145,11 +154,15 @@ class Results:
         Raises:
           OSError: if that fails.
         """
-        with open(records, encoding="utf-8") as lines:
-            every = sorted(map(json.loads, lines), key=lambda record: (record["line"], record.get("sample") or 0))
         created = int(time.time())
-        groups = (list(own) for _, own in groupby(every, key=lambda record: record["line"]))
-        replace(path, (f"{jsonl.dumps(self.result(own, created))}\n".encode() for own in groups))
+        with open(records, "rb") as lines:
+            places, start = [], 0  # of every record: its line, its number, and where it begins
+            for own in lines:
+                record = json.loads(own)
+                places.append((record["line"], record.get("sample") or 0, start))
+                start += len(own)
+            groups = (_records(lines, own) for _, own in groupby(sorted(places), key=lambda place: place[0]))
+            replace(path, (f"{jsonl.dumps(self.result(own, created))}\n".encode() for own in groups))
 
     def result(self, records: list[dict[str, Any]], created: int) -> dict[str, Any]:
         """The result of a line from its records, completions in order."""

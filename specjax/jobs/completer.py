@@ -18,6 +18,9 @@ from specjax.serve.watch import OnText
 from specjax.speculative import Speculative
 from specjax.terminal import bad_input
 
+RECENT = 1024
+"""Requests that stay in memory after they were asked for: more than a batch has rows."""
+
 
 class Completer(Protocol):
     """The interface by which a job completes its requests.
@@ -63,6 +66,34 @@ class Shapes:
     needs: Needs
 
 
+class Asked(Sequence[Request]):
+    """The requests of some items with all their completions. An item is read when its request is asked for.
+
+    Args:
+      items: of a job.
+      left: the indices of items that are requests.
+      count: completions of each.
+    """
+
+    def __init__(self, items: Sequence[Item], left: Sequence[int], count: int):
+        self._items, self._left, self._count = items, left, count
+        self._recent: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._left) * self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if index not in self._recent:
+            if len(self._recent) >= RECENT:
+                del self._recent[next(iter(self._recent))]
+            place, own = divmod(range(len(self))[index], self._count)
+            self._recent[index] = several(self._items[self._left[place]], self._count)[own]
+        return self._recent[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (one for index in self._left for one in several(self._items[index], self._count))
+
+
 @dataclasses.dataclass(frozen=True)
 class Whole:
     """All requests of a job, including those already done.
@@ -70,13 +101,15 @@ class Whole:
     So the noise, the shapes and the text of the remaining requests are those of an uninterrupted job.
 
     Attributes:
-      requests: by the index of their item.
-      keys: key data, `[R, 2]` in the same order; completions of a request are adjacent.
+      items: of the job.
+      places: `[I]`, by the index of an item, its place among the requests if it is one.
+      keys: key data, `[R, 2]` in the order of the requests; completions of a request are adjacent.
       shapes: the shapes for all of them.
       count: completions of each request; a selection takes one.
     """
 
-    requests: dict[int, Request]
+    items: Sequence[Item]
+    places: np.ndarray
     keys: np.ndarray
     shapes: Shapes
     count: int = 1
@@ -88,18 +121,17 @@ class Whole:
         Raises:
           ValueError: if the model cannot share a prefix.
         """
-        requests = {index: item for index, item in enumerate(items) if isinstance(item, Request)}
+        asked = np.fromiter((isinstance(item, Request) for item in items), bool, len(items))
         count = 1 if options.select is None else options.num_return_sequences
-        every: list[Any] = [one for item in requests.values() for one in several(item, count)]
+        every = Asked(items, np.flatnonzero(asked).tolist(), count)
         prefix = engine.shared_prefix(every) if options.shared_prefix else ()
         shapes = Shapes(engine.slots(every, options.batch_size), engine.capacity(every), prefix, needs_of(every))
-        return cls(requests, engine.keys(every), shapes, count)
+        return cls(items, np.cumsum(asked) - 1, engine.keys(every), shapes, count)
 
-    def part(self, left: Sequence[int]) -> tuple[list[Request], np.ndarray]:
+    def part(self, left: Sequence[int]) -> tuple[Sequence[Request], np.ndarray]:
         """The requests of these items with all their completions, and their keys."""
-        at = {index: place for place, index in enumerate(self.requests)}
-        every: list[Any] = [one for index in left for one in several(self.requests[index], self.count)]
-        return every, self.keys[[at[index] * self.count + own for index in left for own in range(self.count)]]
+        first = self.places[np.asarray(left, int)] * self.count
+        return Asked(self.items, left, self.count), self.keys[(first[:, None] + np.arange(self.count)).ravel()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,18 @@
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from specjax.jobs import batch_api, gzipped, jsonl, parquet, shards, tarred, urls
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check, manifest_path
 from specjax.jobs.page import check as check_page
 from specjax.jobs.page import file_of
-from specjax.jobs.work import FromLines, check_lines
+from specjax.jobs.spool import Spool
+from specjax.jobs.work import FromLines, kept
 from specjax.models.remote import is_url
 from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
@@ -113,8 +115,8 @@ def check_beside(
         real[os.path.realpath(path)] = f"the {name} file"
 
 
-def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) -> list[jsonl.Line]:
-    """The lines of `--input`.
+def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) -> Spool[jsonl.Line]:
+    """The lines of `--input`, in a spool.
 
     Args:
       options: of the command.
@@ -125,31 +127,37 @@ def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) 
       ValueError: if no line is usable; with `--strict`, if one is not.
     """
     kind = packed(source)
+    lines: Iterable[jsonl.Line]
     if source == PIPE:
-        lines = jsonl.parse_all(read_stdin(), form)
+        lines = jsonl.parse_all(_stdin(), form)
     elif is_url(source):
         lines = urls.read(source, kind or jsonl, form)
     elif shards.is_several(source):
         lines = shards.read(source, lambda name: (packed(name) or jsonl).read, form)
     else:
         lines = (kind or jsonl).read(source, form)
-    said = lambda line: f"{line.where}{line.error}"
-    check_lines(options, [(line.number, said(line)) for line in lines if line.error is not None], len(lines))
-    unknown = sorted({key for line in lines for key in line.unknown})
+    unknown: set[str] = set()
+
+    def seen() -> Iterator[jsonl.Line]:
+        for line in lines:
+            unknown.update(line.unknown)
+            yield line
+
+    found = kept(options, seen(), lambda line: None if line.error is None else (line.number, line.where + line.error))
     if unknown and is_first():
-        note(f"{source}: fields without a meaning here are left out: {', '.join(map(repr, unknown))}")
-    return lines
+        note(f"{source}: fields without a meaning here are left out: {', '.join(map(repr, sorted(unknown)))}")
+    return found
 
 
-def read_stdin() -> bytes:
-    """All of standard input.
+def _stdin() -> BinaryIO:
+    """Standard input.
 
     Raises:
       ValueError: if it is a terminal or missing.
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise ValueError("nothing to complete: give PROMPT, --input FILE.jsonl, or text on stdin")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer
 
 
 def read_prompt() -> str:
@@ -159,7 +167,7 @@ def read_prompt() -> str:
       ValueError: if it is missing or not text.
     """
     try:
-        text = read_stdin().decode().removesuffix("\n")
+        text = _stdin().read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not text:

@@ -67,7 +67,7 @@ class Plan:
       left_out: see `Engine.left_out`.
     """
 
-    items: list[Item]
+    items: Sequence[Item]
     manifest: dict[str, Any]
     whole: Whole
     decoding: str
@@ -154,7 +154,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[Item], dict[str, Any]]]:
+def fleet(options: JobOptions, lines: Sequence[Any]) -> Iterator[tuple[Fleet, Sequence[Item], dict[str, Any]]]:
     """A fleet, the items to complete, and the job's manifest.
 
     Args:
@@ -175,7 +175,7 @@ def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[I
         ray.shutdown()
 
 
-def _plan(options: JobOptions, lines: list[Any]) -> Plan:
+def _plan(options: JobOptions, lines: Sequence[Any]) -> Plan:
     """Prepares everything about the job that needs the model; runs on the cluster."""
     engine = make_engine(options, len(lines))
     items = make_items(options, engine, lines)

@@ -1,6 +1,7 @@
 """`specjax generate`: completes prompts from the command line, stdin or a file of JSON lines."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from specjax.jobs.files import check_beside, check_output, finish, journal, pack
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
 from specjax.jobs.run import complete, follow
-from specjax.jobs.work import make_engine, make_items, make_manifest, plain
+from specjax.jobs.work import identity_of, make_engine, make_items, make_manifest
 from specjax.models import DEFAULT_MODEL
 from specjax.models.remote import is_url
 from specjax.serve.engine import SHORTEST_PREFIX
@@ -41,7 +42,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         given = _read(options, first)
         if several:
             same = hosts.shared(options, _MAY_DIFFER)
-            hosts.check_same({**same, "--input" if options.input else "prompt": plain(given)})
+            hosts.check_same({**same, "--input" if options.input else "prompt": identity_of(given)})
         with talking(options.verbose and first):
             engine = make_engine(options, len(given))
         items = make_items(options, engine, given)
@@ -71,14 +72,14 @@ def _on_ray(options: JobOptions) -> int:
             return hosts.LOST
 
 
-def _open(options: JobOptions, manifest: dict[str, Any], items: list[Item]) -> Output | None:
+def _open(options: JobOptions, manifest: dict[str, Any], items: Sequence[Item]) -> Output | None:
     if options.file is None:
         return None
     return Output(journal(options.file, options.format), manifest, items, not options.unordered)
 
 
 def _write(
-    options: JobOptions, completer: Completer, items: list[Item], output: Output | None, given: list[Any]
+    options: JobOptions, completer: Completer, items: Sequence[Item], output: Output | None, given: Sequence[Any]
 ) -> int:
     if options.shared_prefix:
         _say_shared(completer, items)
@@ -92,7 +93,7 @@ def _write(
 
 
 def _results(
-    options: JobOptions, completer: Completer, items: list[Item], given: list[jsonl.Line]
+    options: JobOptions, completer: Completer, items: Sequence[Item], given: Sequence[jsonl.Line]
 ) -> batch_api.Results:
     read = lambda item: len(item.ids if item.source is None else item.source)
     sizes = {item.line: read(item) for item in items if isinstance(item, Request) and item.line is not None}
@@ -100,7 +101,7 @@ def _results(
     return batch_api.Results(options.model or DEFAULT_MODEL, sizes, chats, completer.tokenizer)
 
 
-def _read(options: JobOptions, first: bool) -> list[Any]:
+def _read(options: JobOptions, first: bool) -> Sequence[Any]:
     """The lines of the input, or prompts. Errors in options and files are found here, before any work."""
     check_least(options, flag)
     if options.input and options.prompts:
@@ -127,7 +128,7 @@ def _read(options: JobOptions, first: bool) -> list[Any]:
     return list(options.prompts) or [read_prompt()]
 
 
-def _say_shared(completer: Completer, items: list[Item]) -> None:
+def _say_shared(completer: Completer, items: Sequence[Item]) -> None:
     count = sum(isinstance(item, Request) for item in items)
     if completer.prefix:
         note(f"the {count} prompts share their first {len(completer.prefix)} tokens, which are prefilled once")

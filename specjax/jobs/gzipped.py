@@ -15,18 +15,17 @@ def check() -> None:
     """Does nothing: gzip needs no package."""
 
 
-def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
-    """The lines of a file; see `jsonl.read`.
+def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> Iterator[jsonl.Line]:
+    """Yields the lines of a file; see `jsonl.read`.
 
     Raises:
       ValueError: if the file is missing, truncated or not a gzip file.
     """
     try:
         with gzip.open(path) as file:
-            content = file.read()
+            yield from jsonl.parse_all(file, form)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    return jsonl.parse_all(content, form)
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:

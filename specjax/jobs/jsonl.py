@@ -4,8 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from specjax.decode import Decode
@@ -61,8 +60,8 @@ Form = Callable[[int, dict[str, Any]], Line]
 """A function from a line's number and object to a `Line`."""
 
 
-def read(path: str | os.PathLike[str], form: Form | None = None) -> list[Line]:
-    """The lines of a file, good and bad; blank lines are skipped.
+def read(path: str | os.PathLike[str], form: Form | None = None) -> Iterator[Line]:
+    """Yields the lines of a file, good and bad; blank lines are skipped.
 
     Args:
       path: the file.
@@ -72,16 +71,19 @@ def read(path: str | os.PathLike[str], form: Form | None = None) -> list[Line]:
       ValueError: if the file is missing or cannot be read.
     """
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            yield from parse_all(file, form)
     except OSError as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error.strerror or error}") from error
-    return parse_all(content, form)
 
 
-def parse_all(content: bytes, form: Form | None = None) -> list[Line]:
-    """The lines of a file's content, good and bad; blank lines are skipped. See `read`."""
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [parse(number, line, form) for number, line in enumerate(lines, start=1) if line.strip()]
+def parse_all(file: Iterable[bytes], form: Form | None = None) -> Iterator[Line]:
+    """Yields the lines of a file's content, good and bad; blank lines are skipped. See `read`."""
+    for number, line in enumerate(file, start=1):
+        own = line.removesuffix(b"\n")
+        own = own.removeprefix(b"\xef\xbb\xbf") if number == 1 else own
+        if own.strip():
+            yield parse(number, own, form)
 
 
 def loads(text: str | bytes) -> Any:
@@ -240,7 +242,7 @@ def _kind(value: Any) -> str:
     return names.get(type(value), f"a {type(value).__name__}")  # tables hold other types too
 
 
-def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any]) -> Iterator[Request | Record]:
+def to_requests(lines: Iterable[Line], engine: Engine, defaults: dict[str, Any]) -> Iterator[Request | Record]:
     """A request for each good line, and a failed record for each bad one.
 
     Args:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,19 @@ def named_folders(lines: Sequence[Any]) -> dict[str, str]:
 def hash_json(content: Any) -> str:
     """The SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def hash_list(values: Iterable[Any]) -> str:
+    """`hash_json` of a list whose values come one by one.
+
+    >>> hash_list(iter([1, {"a": "b"}])) == hash_json([1, {"a": "b"}])
+    True
+    """
+    digest = hashlib.sha256(b"[")
+    for number, value in enumerate(values):
+        digest.update((", " if number else "").encode() + json.dumps(value).encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

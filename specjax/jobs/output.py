@@ -117,7 +117,8 @@ class Output:
                 f"the output file {self.path!r} belongs to another job, which differs in {'; '.join(wrong)}: "
                 "choose another --output, or move it and its .job.json away"
             )
-        places = {_place(item.line, getattr(item, "sample", None)): index for index, item in enumerate(items)}
+        place = lambda item: _place(item.line, getattr(item, "sample", None))
+        places = {} if ordered else {place(item): index for index, item in enumerate(items)}
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):

@@ -3,6 +3,7 @@ end."""
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from specjax.jobs import jsonl
@@ -24,18 +25,19 @@ def check() -> None:
     _pyarrow()
 
 
-def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
-    """The rows of a table as lines of an input file: columns are fields, and nulls are left out; see `jsonl.read`.
+def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> Iterator[jsonl.Line]:
+    """Yields the rows of a table as lines of an input file: columns are fields, and nulls are left out; see `jsonl.read`.
 
     Raises:
       ValueError: if the file is missing or is not a table.
     """
     pyarrow = _pyarrow()
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as table:
+            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            yield from of_rows(rows, form or jsonl.from_object)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    return of_rows(rows, form or jsonl.from_object)
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:

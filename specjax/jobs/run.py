@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Totals:
         self.decoded += record.tokens_per_step * record.steps
 
 
-def complete(options: JobOptions, completer: Completer, items: list[Item], output: Output | None) -> int:
+def complete(options: JobOptions, completer: Completer, items: Sequence[Item], output: Output | None) -> int:
     """Completes the items without a record; returns the exit status.
 
     Args:
@@ -64,7 +64,8 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
         note(f"{count} of {len(items)} records are in {output.path} already")
     totals = Totals(failed=sum(done.values()))
     show = _Show(options, completer, items, output)
-    ready = {i: item for i, item in enumerate(items) if isinstance(item, Record) and i not in done}
+    failed, asked = _left(items, done)
+    ready: dict[int, Record | None] = dict.fromkeys(failed)  # None: the item itself is the record
     left = collections.deque(i for i in range(len(items)) if i not in done)
     ended = 0
     quiet = show.texts and sys.stdout.isatty()
@@ -76,11 +77,12 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
         progress(len(items), count, completer.timing, bar, options.progress) as advance,
     ):
         try:
-            for turn in _turns(completer, items, done, show.on_text):
+            for turn in _turns(completer, asked, show.on_text):
                 ready.update(turn.finished)
                 due = list(_due(ready, None if options.unordered else left))
                 for index in due:
-                    record = ready.pop(index)
+                    record = ready.pop(index) or items[index]
+                    assert isinstance(record, Record)
                     show(index, record)
                     totals.add(record)
                     count += 1
@@ -102,7 +104,7 @@ def complete(options: JobOptions, completer: Completer, items: list[Item], outpu
     return 1 if totals.failed else 0
 
 
-def follow(options: JobOptions, completer: Completer, items: list[Item]) -> int:
+def follow(options: JobOptions, completer: Completer, items: Sequence[Item]) -> int:
     """`complete` for the other processes of a job: the same calls on the devices, without output.
 
     Only the first process knows the result of the job.
@@ -115,17 +117,17 @@ def follow(options: JobOptions, completer: Completer, items: list[Item]) -> int:
     done = dict.fromkeys(np.flatnonzero(from_first(_mask({}, items))).tolist(), False)
     watched = _alone(options, completer, items)
     with interruptible(options.ends_softly) as pressed:
-        for _ in _turns(completer, items, done, (lambda index, text: None) if watched else None):
+        for _ in _turns(completer, _left(items, done)[1], (lambda index, text: None) if watched else None):
             if largest(pressed()):
                 break
     return 0
 
 
-def _mask(done: dict[int, bool], items: list[Item]) -> np.ndarray:
+def _mask(done: dict[int, bool], items: Sequence[Item]) -> np.ndarray:
     return np.isin(np.arange(len(items)), list(done))
 
 
-def _alone(options: JobOptions, completer: Completer, items: list[Item]) -> bool:
+def _alone(options: JobOptions, completer: Completer, items: Sequence[Item]) -> bool:
     """Whether the job is one prompt whose text is shown as it comes."""
     shown = not options.prints_json and options.file is None and options.select is None
     return shown and len(items) == 1 and completer.tokenizer is not None
@@ -137,14 +139,23 @@ def _stand(output: Output | None, count: int, total: int) -> str:
     return f"{output.path} holds {count} of {total} records, and the same command goes on from there"
 
 
-def _turns(completer: Completer, items: list[Item], done: dict[int, bool], on_text: OnText | None) -> Iterator[Turn]:
-    """The turns of the remaining items; the first turn is empty, so that failed lines need not wait."""
+def _left(items: Sequence[Item], done: dict[int, bool]) -> tuple[list[int], list[int]]:
+    """The items without a record: those that could not become a request, and the requests."""
+    failed: list[int] = []
+    asked: list[int] = []
+    for index, item in enumerate(items):
+        if index not in done:
+            (asked if isinstance(item, Request) else failed).append(index)
+    return failed, asked
+
+
+def _turns(completer: Completer, asked: list[int], on_text: OnText | None) -> Iterator[Turn]:
+    """The turns of the requests; the first turn is empty, so that failed lines need not wait."""
     yield Turn([], 0, 0, 0)
-    left = [i for i, item in enumerate(items) if isinstance(item, Request) and i not in done]
-    yield from completer.turns(left, on_text)
+    yield from completer.turns(asked, on_text)
 
 
-def _due(ready: dict[int, Record], left: collections.deque[int] | None) -> Iterator[int]:
+def _due(ready: Mapping[int, Record | None], left: collections.deque[int] | None) -> Iterator[int]:
     """The records that may be shown now: all, or those whose predecessors have been shown."""
     if left is None:
         yield from sorted(ready)
@@ -156,7 +167,7 @@ def _due(ready: dict[int, Record], left: collections.deque[int] | None) -> Itera
 class _Show:
     """Shows a record: in the output file, on stdout as JSON or as text, and on stderr if it failed."""
 
-    def __init__(self, options: JobOptions, completer: Completer, items: list[Item], output: Output | None):
+    def __init__(self, options: JobOptions, completer: Completer, items: Sequence[Item], output: Output | None):
         self.options, self.completer, self.items, self.output = options, completer, items, output
         self.texts = not options.prints_json and output is None
         self.alone = _alone(options, completer, items)

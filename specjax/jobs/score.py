@@ -1,9 +1,10 @@
 """`specjax score`: log-probabilities of continuations from a file of JSON lines."""
 
+import bisect
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specjax import models
@@ -11,7 +12,7 @@ from specjax.jobs import jsonl
 from specjax.jobs.files import check_output, finish, journal, read_lines
 from specjax.jobs.options import PIPE, FileOptions
 from specjax.jobs.output import Output, OutputError
-from specjax.jobs.work import check_lines, score_manifest
+from specjax.jobs.work import kept, score_manifest
 from specjax.serve.engine import Engine
 from specjax.serve.options import ModelOptions, check_least, option, same
 from specjax.serve.record_bar import bar_fits, record_bar
@@ -76,8 +77,8 @@ def command(options: ScoreOptions) -> int:
         how = {"adapter": options.adapter, "weights": options.weights}
         engine = Engine(models.load(options.model, options.dtype, mesh, **how), mesh=mesh)
         scorer = Scorer(engine)
-        items = [item_of(scorer, line) for line in lines]
-        check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Score)], len(items))
+        failure = lambda item: (item.line, item.error) if isinstance(item, Score) else None
+        items = kept(options, (item_of(scorer, line) for line in lines), failure)
         manifest = score_manifest(engine, lines)
         output = Output(journal(options.file), manifest, items) if options.file else None
     if output is None or options.file is None:
@@ -88,7 +89,7 @@ def command(options: ScoreOptions) -> int:
     return status
 
 
-def _write(options: ScoreOptions, scorer: Scorer, items: list[Item], output: Output | None) -> int:
+def _write(options: ScoreOptions, scorer: Scorer, items: Sequence[Item], output: Output | None) -> int:
     """Writes the missing records; returns the exit status."""
     done = {} if output is None else output.done
     if output is not None and done:
@@ -144,15 +145,30 @@ def item_of(scorer: Scorer, line: jsonl.Line) -> Item:
     return Score.failed(line.prompt, continuation, f"{line.where}{reason}", line.id, line.number)
 
 
-def _scores(scorer: Scorer, items: list[Item], done: int, options: ScoreOptions) -> Iterator[Score]:
+class _Pairs(Sequence[Pair]):
+    """The items at these places, all of them pairs, each read when it is asked for."""
+
+    def __init__(self, items: Sequence[Item], places: list[int]):
+        self._items, self._places = items, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._items[place] for place in self._places[index]]
+        return self._items[self._places[index]]
+
+
+def _scores(scorer: Scorer, items: Sequence[Item], done: int, options: ScoreOptions) -> Iterator[Score]:
     """Yields scores of the items after the first `done`, in order; notes the duration at the end."""
     began, tokens, count = time.monotonic(), 0, 0
-    pairs = [item for item in items if isinstance(item, Pair)]
-    start = sum(isinstance(item, Pair) for item in items[:done])
-    scored = scorer.run(pairs, batch_size=options.batch_size, start=start)
+    places = [i for i, item in enumerate(items) if isinstance(item, Pair)]
+    start = bisect.bisect_left(places, done)
+    scored = scorer.run(_Pairs(items, places), batch_size=options.batch_size, start=start)
     shown = options.file is not None and bar_fits()
     with record_bar(len(items), done) if shown else contextlib.nullcontext(lambda *_: None) as advance:
-        for item in items[done:]:
+        for item in map(items.__getitem__, range(done, len(items))):
             score = item if isinstance(item, Score) else next(scored)
             count, tokens = count + (score.error is None), tokens + len(score.tokens)
             yield score

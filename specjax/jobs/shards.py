@@ -5,14 +5,14 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from specjax.jobs import jsonl
 
-Reader = Callable[[Path, jsonl.Form], list[jsonl.Line]]
+Reader = Callable[[Path, jsonl.Form], Iterable[jsonl.Line]]
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet", ".tar", ".tar.gz")
 """Of the files of a folder that are read; a pattern takes every file that it matches."""
 DATASET, SPLITS = "state.json", "dataset_dict.json"
@@ -33,7 +33,7 @@ def takes(source: str, path: str) -> bool:
     return fnmatch(os.path.abspath(path), os.path.abspath(source))
 
 
-def read(source: str, reader_of: Callable[[str], Reader], form: jsonl.Form | None) -> list[jsonl.Line]:
+def read(source: str, reader_of: Callable[[str], Reader], form: jsonl.Form | None) -> Iterator[jsonl.Line]:
     """The lines of all files, one after the other, numbered through.
 
     Args:
@@ -61,19 +61,18 @@ def read(source: str, reader_of: Callable[[str], Reader], form: jsonl.Form | Non
     return _numbered([(path, reader_of(path.name)) for path in files], own)
 
 
-def _numbered(files: list[tuple[Path, Reader]], form: jsonl.Form) -> list[jsonl.Line]:
-    lines: list[jsonl.Line] = []
+def _numbered(files: list[tuple[Path, Reader]], form: jsonl.Form) -> Iterator[jsonl.Line]:
     before = 0
     for path, reader in files:
         within = lambda number, content, before=before: dataclasses.replace(
             form(before + number, content), number=number
         )
-        own = reader(path, within)
-        for line in own:
+        last = 0
+        for line in reader(path, within):
             where = f"{path.name}, line {line.number}: "
-            lines.append(dataclasses.replace(line, number=before + line.number, where=where))
-        before += max((line.number for line in own), default=0)
-    return lines
+            yield dataclasses.replace(line, number=before + line.number, where=where)
+            last = max(last, line.number)
+        before += last
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -84,7 +83,7 @@ def _data_files(folder: Path) -> list[Path]:
         raise ValueError(f"{str(folder / DATASET)!r} does not describe a saved dataset: {error!r}") from error
 
 
-def _of_arrow(path: Path, form: jsonl.Form) -> list[jsonl.Line]:
+def _of_arrow(path: Path, form: jsonl.Form) -> Iterator[jsonl.Line]:
     """The rows of a file in Arrow's format of streams."""
     try:
         import pyarrow
@@ -93,16 +92,15 @@ def _of_arrow(path: Path, form: jsonl.Form) -> list[jsonl.Line]:
         raise ValueError("saved datasets need pyarrow: pip install 'specjax[parquet]'") from error
     try:
         with pyarrow.memory_map(str(path)) as file:
-            rows: list[dict[str, Any]] = pyarrow.ipc.open_stream(file).read_all().to_pylist()
+            yield from of_rows((row for batch in pyarrow.ipc.open_stream(file) for row in batch.to_pylist()), form)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    return of_rows(rows, form)
 
 
-def of_rows(rows: list[dict[str, Any]], form: jsonl.Form) -> list[jsonl.Line]:
+def of_rows(rows: Iterable[dict[str, Any]], form: jsonl.Form) -> Iterator[jsonl.Line]:
     """Rows of a table as lines: columns are fields, and nulls are left out."""
-    given = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    return [_line(number, row, form) for number, row in enumerate(given, start=1)]
+    for number, row in enumerate(rows, start=1):
+        yield _line(number, {name: value for name, value in row.items() if value is not None}, form)
 
 
 def _line(number: int, row: dict[str, Any], form: jsonl.Form) -> jsonl.Line:

@@ -16,37 +16,39 @@ def check() -> None:
     """Does nothing: tar needs no package."""
 
 
-def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
-    """The samples of a file as lines, in its order; see `jsonl.read`.
+def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> Iterator[jsonl.Line]:
+    """Yields the samples of a file as lines, in its order; see `jsonl.read`.
 
     Raises:
       ValueError: if the file is missing or not a tar file.
     """
     try:
         with tarfile.open(path) as file:
-            samples = _samples(file)
+            for number, parts in enumerate(_samples(file), start=1):
+                yield _line(number, parts, form or jsonl.from_object)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    return [_line(number, parts, form or jsonl.from_object) for number, parts in enumerate(samples, start=1)]
 
 
-def _samples(file: tarfile.TarFile) -> list[dict[str, bytes]]:
-    """The contents of every sample by the ending of its files, `json` or `txt`. Files of a sample follow each other."""
-    found: list[dict[str, bytes]] = []
+def _samples(file: tarfile.TarFile) -> Iterator[dict[str, bytes]]:
+    """Yields the contents of every sample by the ending of its files, `json` or `txt`. Files of a sample follow each other."""
+    parts: dict[str, bytes] = {}
     before = None
     for member in file:
         where = PurePosixPath(member.name)
         name, _, ending = where.name.partition(".")
         if not member.isfile():
             continue
-        if (sample := where.parent / name) != before or ending in found[-1]:
-            found.append({})
-            before = sample
+        if (sample := where.parent / name) != before or ending in parts:
+            if before is not None:
+                yield parts
+            parts, before = {}, sample
         if ending in ("json", "txt"):
             content = file.extractfile(member)
             assert content is not None  # it is a file
-            found[-1][ending] = content.read()
-    return found
+            parts[ending] = content.read()
+    if before is not None:
+        yield parts
 
 
 def _line(number: int, parts: dict[str, bytes], form: jsonl.Form) -> jsonl.Line:

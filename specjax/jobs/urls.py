@@ -3,6 +3,7 @@ cache folder first, and the output at its end."""
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,7 @@ from specjax.jobs import jsonl
 from specjax.models import remote
 
 
-def read(path: str, kind: ModuleType, form: jsonl.Form | None = None) -> list[jsonl.Line]:
+def read(path: str, kind: ModuleType, form: jsonl.Form | None = None) -> Iterator[jsonl.Line]:
     """The lines of a file at a URL, which is fetched; see `jsonl.read`.
 
     Args:

@@ -1,16 +1,19 @@
 """A job's engine, its items, and the manifest that decides whether another run is the same job."""
 
 import dataclasses
+import itertools
 import json
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from specjax import models
 from specjax.jobs import jsonl
-from specjax.jobs.manifest import fingerprint, hash_json, named_folders
+from specjax.jobs.manifest import fingerprint, hash_json, hash_list, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
+from specjax.jobs.spool import Spool
 from specjax.models import generation
 from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.engine import Engine
@@ -19,6 +22,10 @@ from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.serve.selecting import Chooser
 from specjax.serve.text import user_turn
 from specjax.sharding import distributed, make_mesh
+
+Value = TypeVar("Value")
+Fault = tuple[int | None, str | None]
+"""A line's number, and why it cannot be used."""
 
 
 class FromLines(Protocol):
@@ -59,7 +66,7 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     return engine
 
 
-def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[Item]:
+def make_items(options: JobOptions, engine: Engine, given: Sequence[Any]) -> Sequence[Item]:
     """The items to complete: a request for every usable line or prompt, and a failed record for the others.
 
     Raises:
@@ -67,29 +74,53 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
     """
     defaults = options.of_prompts.given
     if not options.input:
-        items: list[Item] = [
+        items: Sequence[Item] = [
             engine.request(user_turn(prompt, options.chat), suffix=options.suffix, **defaults) for prompt in given
         ]
     else:
-        lines = [dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given]
-        items = list(jsonl.to_requests(lines, engine, defaults))
-        check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
+        lines = (dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given)
+        items = kept(options, jsonl.to_requests(lines, engine, defaults), failure)
     if (chooser := Chooser.of(options.select, options.num_return_sequences)) is not None:
-        chooser.check(engine, [item for item in items if isinstance(item, Request)])
+        chooser.check(engine, (item for item in items if isinstance(item, Request)))
         return items
-    return [one for item in items for one in several(item, options.num_return_sequences)]
+    if options.num_return_sequences == 1:
+        return items
+    every = (one for item in items for one in several(item, options.num_return_sequences))
+    return Spool(every) if options.input else list(every)
 
 
-def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], count: int) -> None:
-    """Raises ValueError if none of `count` lines is usable, or with `strict`, if one is not."""
-    if bad and options.strict:
-        raise ValueError(f"{options.input}, line {bad[0][0]}: {bad[0][1]}")
-    if len(bad) == count:
-        why = f"; line {bad[0][0]}: {bad[0][1]}" if bad else ""
+def failure(item: Item) -> Fault | None:
+    """What is wrong with an item's line, for `kept`."""
+    return (item.line, item.error) if isinstance(item, Record) else None
+
+
+def kept(options: FromLines, values: Iterable[Value], fault: Callable[[Value], Fault | None]) -> Spool[Value]:
+    """What became of every line, in a spool.
+
+    Args:
+      options: of the command.
+      values: one for each line, as they come.
+      fault: what is wrong with a line; None: it is usable.
+
+    Raises:
+      ValueError: if no line is usable; with `strict`, if one is not.
+    """
+    found: Spool[Value] = Spool()
+    first, wrong = None, 0
+    for value in values:
+        found.append(value)
+        if (own := fault(value)) is None:
+            continue
+        if options.strict:
+            raise ValueError(f"{options.input}, line {own[0]}: {own[1]}")
+        first, wrong = first or own, wrong + 1
+    if wrong == len(found):
+        why = f"; line {first[0]}: {first[1]}" if first else ""
         raise ValueError(f"the input file {options.input!r} has no valid line{why}")
+    return found
 
 
-def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
+def make_manifest(options: JobOptions, engine: Engine, given: Sequence[Any]) -> dict[str, Any]:
     """The settings that must be equal for a job to resume. Batch size and mesh are left out: they change no text."""
     given_options = options.of_prompts.given
     # with a shared prefix, programs have other shapes, and near-ties may be decided differently
@@ -100,7 +131,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
     every |= generation.defaults(engine.model) | given_options
     rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
-    each = [every, *(line.options for line in given if isinstance(line, jsonl.Line))]
+    each = itertools.chain([every], (line.options for line in given if isinstance(line, jsonl.Line)))
     naming = {name: field.metadata["file"] for name, field in FIELDS.items() if "file" in field.metadata}
     lines = {(name, line) for own in each for name in naming if isinstance(line := own.get(name), str)}
     named = {file for name, line in lines if (file := naming[name](line))}
@@ -116,14 +147,14 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
         | {"stop": list(given_options.get("stop", ())), "ignore_eos": given_options.get("ignore_eos", False)}
         | {name: getattr(options, name) for name in run},
         "seed": given_options["seed"],
-        "input": _input(given),
+        "input": identity_of(given),
         "output": {"order": "as finished" if options.unordered else "of the input"},
     }
 
 
-def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
+def score_manifest(engine: Engine, given: Sequence[Any]) -> dict[str, Any]:
     """The same for `specjax score`."""
-    return {"version": 2, "command": "score", "model": _model(engine), "input": _input(given)}
+    return {"version": 2, "command": "score", "model": _model(engine), "input": identity_of(given)}
 
 
 def _model(engine: Engine) -> dict[str, Any]:
@@ -136,16 +167,13 @@ def _model(engine: Engine) -> dict[str, Any]:
     return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name} | added
 
 
-def _input(given: list[Any]) -> dict[str, Any]:
-    return {"sha256": hash_json(plain(given)), "records": len(given)}
-
-
-def plain(given: list[Any]) -> list[Any]:
-    """Lines or prompts as JSON, without the files in which lines stand; fields of the way to decode are left out if a line does
-    not set them."""
-    return [_of_line(line) if isinstance(line, jsonl.Line) else line for line in given]
+def identity_of(given: Sequence[Any]) -> dict[str, Any]:
+    """A hash of lines or prompts, without the files in which lines stand, and their number. Fields of the way to decode are
+    left out if a line does not set them."""
+    plain = (_of_line(line) if isinstance(line, jsonl.Line) else line for line in given)
+    return {"sha256": hash_list(plain), "records": len(given)}
 
 
 def _of_line(line: jsonl.Line) -> dict[str, Any]:
-    fields = dataclasses.asdict(line).items()
-    return {name: value for name, value in fields if name != "where" and (name not in jsonl.WAYS or value is not None)}
+    left_out = lambda name, value: name == "where" or name in jsonl.WAYS and value is None
+    return {name: value for name, value in vars(line).items() if not left_out(name, value)}

@@ -1,6 +1,5 @@
 """The sources of randomness: a row's key, an absolute position and a purpose; never a slot, a batch or a step count."""
 
-import collections
 import hashlib
 from collections.abc import Iterable, Sequence
 
@@ -37,21 +36,39 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
       seed: one seed, or one per record: 64-bit integers. Seeds that are equal modulo 2^64 give equal keys.
       identities: string ids or token ids.
     """
-    identities = list(identities)
-    seeds = [seed] * len(identities) if isinstance(seed, (int, np.integer)) else list(seed)
-    counts: collections.Counter = collections.Counter()
-    words = []
-    for own_seed, identity in zip(seeds, identities, strict=True):
-        if isinstance(identity, str):
-            data = b"id:" + identity.encode()
-        else:
-            data = b"ids:" + np.asarray(identity, "<i4").tobytes()
-        digest = hashlib.blake2b(data, digest_size=8).digest()
-        words.append((*np.frombuffer(digest, "<u4"), counts[own_seed, digest]))
-        counts[own_seed, digest] += 1
-    table = np.asarray(words, np.uint32).reshape(-1, 3)
-    halves = np.asarray([divmod(int(s) % 2**64, 2**32) for s in seeds], np.uint32).reshape(-1, 2)
-    return _fold(*jax.device_put((halves, table)))
+    digests = np.fromiter(map(_digest, identities), np.uint64)
+    seeds = [seed] * digests.size if isinstance(seed, (int, np.integer)) else list(seed)
+    if len(seeds) != digests.size:
+        raise ValueError(f"there are {len(seeds)} seeds and {digests.size} identities: give one seed, or one for each")
+    low = np.fromiter((int(own) % 2**64 for own in seeds), np.uint64, len(seeds))
+    high = np.fromiter(((int(own) >> 64) % 2**63 for own in seeds), np.int64, len(seeds))
+    table = np.stack([*_halves(digests)[::-1], _earlier(digests, low, high)], axis=1)
+    return _fold(*jax.device_put((np.stack(_halves(low), axis=1), table)))
+
+
+def _digest(identity: str | Sequence[int]) -> int:
+    """64 bits of an identity; a string is never taken for token ids."""
+    if isinstance(identity, str):
+        data = b"id:" + identity.encode()
+    else:
+        data = b"ids:" + np.asarray(identity, "<i4").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _halves(numbers: np.ndarray) -> list[np.ndarray]:
+    """The upper and the lower 32 bits."""
+    return [(numbers >> np.uint64(32)).astype(np.uint32), (numbers & np.uint64(2**32 - 1)).astype(np.uint32)]
+
+
+def _earlier(*columns: np.ndarray) -> np.ndarray:
+    """How many equal rows of these columns stand before each, `[B]` uint32."""
+    order = np.lexsort(columns)  # stable: equal rows stay in their order
+    count = np.arange(order.size)
+    new = np.ones(order.size, bool)
+    new[1:] = np.any([own[order][1:] != own[order][:-1] for own in columns], axis=0)
+    found = np.empty(order.size, np.uint32)
+    found[order] = count - np.maximum.accumulate(np.where(new, count, 0))
+    return found
 
 
 def keys_of(data: Array) -> Array:

@@ -1,7 +1,7 @@
 """A model and how to decode with it: the engine of `generate` and of the command line."""
 
 import dataclasses
-import os.path
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.race import Race
-from specjax.serve.request import Record, Request, needs_of, rows_of
+from specjax.serve.request import Record, Request, common_beginning, needed_by, needs_of, rows_of
 from specjax.serve.sampling import Sampling, check_options, check_stop
 from specjax.serve.slots import Loop, Served, Slots, Timing, Turn, in_order
 from specjax.serve.stepwise import stepwise_options, stepwise_turns
@@ -282,9 +282,7 @@ class Engine:
         return 0 if self.writes_steps else self.decoder.buffer(self._needed(requests))
 
     def _needed(self, requests: Sequence[Request]) -> int:
-        longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
-        sources = [len(r.source) for r in requests if isinstance(r.source, tuple)]
-        return max([longest + self.decoder.slack, *sources])
+        return max(needed_by(request, self.max_length, self.decoder.slack) for request in requests)
 
     def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """The ids with which all these prompts begin; empty if they are too few to be worth a separate prefill.
@@ -304,7 +302,7 @@ class Engine:
             else:
                 why = "it reads a text in both directions, so what it computes for a prefix depends on what follows"
             raise ValueError(f"{self.model.name} is a diffusion model without a shared prefix: {why}; leave it off")
-        prefix = tuple(os.path.commonprefix([request.ids for request in requests]))
+        prefix = common_beginning(requests)
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 
     def reader(self) -> Reader:
@@ -419,7 +417,7 @@ class Engine:
           ValueError: see `reader`; on fewer than one row, on a capacity that is too small for a request, or on a prompt
             that does not begin with the prefix.
         """
-        if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
+        if prefix and any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
             raise ValueError(f"a prompt does not begin with the shared prefix of {len(prefix)} tokens")
         if not requests:
             return iter(())
@@ -439,7 +437,7 @@ class Engine:
         needs = dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs
         loop = Loop(
             Slots(self.served(), slots, capacity or self.capacity(requests), needs.form),
-            list(requests),
+            requests,
             self.keys(requests) if keys is None else keys,
             needs,
             timing=self.timing,
@@ -581,10 +579,11 @@ class Engine:
 
         Equal requests get different keys by their order. A stepwise method that draws D times has `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
-        names = [identity(given(r), r.source) if r.id is None else str(r.id) for r in requests]
+        names = (identity(given(r), r.source) if r.id is None else str(r.id) for r in requests)
         if self.writes_steps:
-            return keys_of_prompts([r.seed for r in requests], names, self.decoder.draws)
-        keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # padded to a few sizes
+            return keys_of_prompts([r.seed for r in requests], list(names), self.decoder.draws)
+        padded = itertools.chain(names, itertools.repeat((), spare))  # to a few sizes
+        keys = row_keys([*[r.seed for r in requests], *[0] * spare], padded)
         return jax.device_get(jax.random.key_data(keys))[: len(requests)]
 
     def finished(self, rows: Sequence[int], state: Any) -> None:

@@ -2,7 +2,10 @@
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from specjax.serve.request import Request
 from specjax.serve.slots import Turn
@@ -23,17 +26,20 @@ def with_prompt_logprobs(
       requests: all requests.
       rows: the number of prompts read together.
     """
-    places: dict[tuple[int, ...], int] = {}
-    for request in requests:
-        places.setdefault(request.ids, len(places))
-    prompts = list(places)
-    left = collections.Counter(places[request.ids] // rows for request in requests)
+    seen: dict[bytes, int] = {}
+    place: list[int] = []  # of every request: the number of its prompt
+    first: list[int] = []  # of every prompt: a request that has it
+    for index, request in enumerate(requests):
+        place.append(seen.setdefault(_digest(request.ids), len(seen)))
+        if place[-1] == len(first):
+            first.append(index)
+    left = collections.Counter(own // rows for own in place)
     known: dict[int, list[list[float | None]]] = {}
 
     def of(index: int) -> list[float | None]:
-        part, at = divmod(places[requests[index].ids], rows)
+        part, at = divmod(place[index], rows)
         if part not in known:
-            texts = [Text(ids) for ids in prompts[part * rows : (part + 1) * rows]]
+            texts = [Text(requests[own].ids) for own in first[part * rows : (part + 1) * rows]]
             known[part] = [[None, *found.logprobs] for found in reader.run(texts, batch_size=rows)]
         left[part] -= 1
         return list((known[part] if left[part] else known.pop(part))[at])
@@ -41,3 +47,7 @@ def with_prompt_logprobs(
     for turn in turns:
         finished = [(index, dataclasses.replace(record, prompt_logprobs=of(index))) for index, record in turn.finished]
         yield dataclasses.replace(turn, finished=finished)
+
+
+def _digest(ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(np.asarray(ids, np.int64).tobytes(), digest_size=16).digest()

@@ -2,7 +2,8 @@
 
 import dataclasses
 import html
-from collections.abc import Sequence
+import os.path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are None are left out."""
         always = ("prompt", "text", "tokens", "finish_reason", "new_tokens", "steps", "tokens_per_step")
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None or k in always}
+        return {k: v for k, v in vars(self).items() if v is not None or k in always}
 
     @classmethod
     def failed(cls, prompt: Any, error: str, id: str | int | None = None, line: int | None = None) -> "Record":
@@ -160,9 +161,11 @@ def rows_of(requests: Sequence[Request], num_texts: int) -> list[list[int]]:
     >>> rows_of(prompts, 4), rows_of(prompts, 1)
     ([[0, 1], [2]], [[0], [1], [2]])
     """
+    if num_texts == 1:
+        return [[index] for index in range(len(requests))]
     rows: list[list[int]] = []
     for index, request in enumerate(requests):
-        if num_texts > 1 and rows and follows(requests[rows[-1][-1]], request):
+        if rows and follows(requests[rows[-1][-1]], request):
             rows[-1].append(index)
         else:
             rows.append([index])
@@ -179,11 +182,46 @@ def follows(before: Request, request: Request) -> bool:
     return same and (before.source is request.source or np.array_equal(before.source, request.source))
 
 
+def needed_by(request: Request, longest: int, slack: int) -> int:
+    """The text buffer slots that a request needs.
+
+    Args:
+      request: the request.
+      longest: the most tokens of a text.
+      slack: slots beyond the text.
+    """
+    size = min(len(request.ids) + request.max_new_tokens + len(request.suffix_ids), longest)
+    return max(size + slack, len(request.source) if isinstance(request.source, tuple) else 0)
+
+
+def common_beginning(requests: Iterable[Request]) -> tuple[int, ...]:
+    """The ids with which all these requests begin.
+
+    >>> common_beginning([Request("a", (1, 2, 3)), Request("b", (1, 2, 4)), Request("c", (1, 2))])
+    (1, 2)
+    """
+    found: tuple[int, ...] | None = None
+    for request in requests:
+        found = request.ids if found is None else found
+        if request.ids[: len(found)] != found:
+            found = tuple(os.path.commonprefix([found, request.ids]))
+    return found or ()
+
+
 BRIEF = 512
 """The most new tokens of a brief job: a few seconds of decoding, about the time to compile one more program."""
 
 
-def needs_of(requests: Sequence[Request]) -> Needs:
+def needs_of(requests: Iterable[Request]) -> Needs:
     """The needs of these requests: the features that the program that decodes them must have."""
-    greedy = not any(in_use(each, request) for request in requests for each in WARPERS)
-    return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF, form_of(requests))
+    greedy, tokens = True, 0
+
+    def seen() -> Iterator[Request]:
+        nonlocal greedy, tokens
+        for request in requests:
+            greedy = greedy and not any(in_use(each, request) for each in WARPERS)
+            tokens += request.max_new_tokens
+            yield request
+
+    form = form_of(seen())
+    return Needs(greedy, tokens <= BRIEF, form)

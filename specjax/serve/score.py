@@ -11,7 +11,7 @@ from specjax.lm import encodes
 from specjax.models.text import check_unicode, encode_text, source_of
 from specjax.models.token_ids import is_array, is_encoding, one, several, shown
 from specjax.pretty import short
-from specjax.serve.text_reader import Found, Reader, Text
+from specjax.serve.text_reader import Found, Reader
 
 
 class Reads(Protocol):
@@ -82,7 +82,7 @@ class Score:
 
     def to_json(self) -> dict[str, Any]:
         """The score as a JSON object, without `id`, `line` and `error` if they are None."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None or k not in ("id", "line", "error")}
+        return {k: v for k, v in vars(self).items() if v is not None or k not in ("id", "line", "error")}
 
     @classmethod
     def failed(
@@ -133,9 +133,8 @@ class Scorer:
           batch_size: rows read together; fewer if there are fewer pairs.
           start: the first pair to score; it and later pairs get the same scores as in a whole run.
         """
-        texts = [Text(pair.ids, pair.first, pair.source) for pair in pairs]
-        found = self.reader.run(texts, batch_size=batch_size, start=start)
-        yield from map(_score, pairs[start:], found)
+        found = self.reader.run(pairs, batch_size=batch_size, start=start)
+        yield from map(_score, map(pairs.__getitem__, range(start, len(pairs))), found)
 
 
 def _score(pair: Pair, found: Found) -> Score:

@@ -1,7 +1,7 @@
 """Selection of one of several completions of a prompt (`--select`), over the turns of an engine."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from specjax.assembly.registry import make_selection
@@ -51,7 +51,7 @@ class Chooser:
         """Whether it selects the shortest completion; see `specjax.serve.race`."""
         return self.selection.stops_others
 
-    def check(self, engine: Any, requests: Sequence[Request]) -> None:
+    def check(self, engine: Any, requests: Iterable[Request]) -> None:
         """Raises ValueError if there is nothing to choose from: for a search, or for completions that are all alike."""
         if engine.searches:
             how = engine.decoder

@@ -34,15 +34,8 @@ STEPS_PER_CALL = 32
 WATCHED_STEPS = 8  # per call, if text is watched as it comes
 REFILL_SHARE = 16  # a call ends when one row in 16 is free, so that hundreds of rows do not end a call in each step
 SHORTEST_SOURCE = 16  # columns
-_RECORDED = (
-    "tokens",
-    "prompt_length",
-    "length",
-    "finish",
-    "stats",
-    "logprobs",
-    "found",
-)  # fields of a state from which records are made
+_PROGRESS = ("prompt_length", "length", "finish", "stats")  # fields of a state that say how far rows are
+_TEXTS = ("tokens", "logprobs", "found")  # and those that are as long as the buffers
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnEnd = Callable[[Sequence[int], Any], Any]
@@ -352,12 +345,22 @@ class Loop:
             self.length[free], self.steps[free] = to_host(self.state.length)[free], 0
 
     def step(self) -> SimpleNamespace:
-        """Makes one call on the device; returns the fields of the state for records, on the host."""
+        """Makes one call on the device; returns the fields of the state for records, on the host.
+
+        Those of whole texts come only if a record may be due or texts are watched: otherwise every call of a long text
+        would fetch all of it."""
         with self.timing.spent("decode_seconds"):
             count = STEPS_PER_CALL if self.watch is None else WATCHED_STEPS
             least = len(self.held) - self.slots.share + 1
             self.state = decoding.run(self.decoder, self.slots.served.params, self.state, count, least)
-            return SimpleNamespace(**to_host({name: getattr(self.state, name, None) for name in _RECORDED}))
+            host = self._on_host(_PROGRESS)
+            ended = any(host["finish"][row] != Finish.RUNNING for row in self.held)
+            if ended or self.watch is not None or self.race is not None:
+                host |= self._on_host(_TEXTS)
+            return SimpleNamespace(**host)
+
+    def _on_host(self, names: Sequence[str]) -> dict[str, Any]:
+        return to_host({name: getattr(self.state, name, None) for name in names})
 
     def harvest(self, host: SimpleNamespace) -> Turn:
         """The records of rows that ended; these rows become free.

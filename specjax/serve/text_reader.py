@@ -5,7 +5,7 @@ Shapes: `B` rows, `W` buffer columns, `C` columns of a chunk, `V` vocabulary.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,19 @@ class Text:
     ids: tuple[int, ...]
     first: int = 1
     source: Any = None
+
+
+class Readable(Protocol):
+    """What a reader asks of a text; see `Text`."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def source(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +152,7 @@ class Reader:
             )
         self.reading, self.params = Reading(model.lm, mesh), params
 
-    def run(self, texts: Sequence[Text], *, batch_size: int = 8, start: int = 0) -> Iterator[Found]:
+    def run(self, texts: Sequence[Readable], *, batch_size: int = 8, start: int = 0) -> Iterator[Found]:
         """Yields the results in the order of the texts. They depend on the batch only by rounding.
 
         Args:
@@ -158,7 +171,7 @@ class Reader:
                 found.update(zip(some, self._batch([window[i] for i in some], rows), strict=True))
             yield from (found[i] for i in range(max(start - begin, 0), len(window)))
 
-    def _batch(self, texts: list[Text], rows: int) -> list[Found]:
+    def _batch(self, texts: Sequence[Readable], rows: int) -> list[Found]:
         width = max(CHUNK, power_of_two(max(len(text.ids) for text in texts) - 1))
         tokens = np.full((rows, width + 1), -1, np.int32)
         first, length = np.full(rows, width + 1, np.int32), np.zeros(rows, np.int32)

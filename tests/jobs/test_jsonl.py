@@ -109,9 +109,9 @@ def test_read_counts_every_line_and_skips_blank_ones(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  \nnope\n{"prompt": "b"}')
     assert [(line.number, line.error is None) for line in jsonl.read(path)] == [(1, True), (4, False), (5, True)]
     with pytest.raises(ValueError, match="cannot read the input file"):
-        jsonl.read(tmp_path / "missing")
+        list(jsonl.read(tmp_path / "missing"))
     with pytest.raises(ValueError, match="cannot read the input file"):
-        jsonl.read(tmp_path)
+        list(jsonl.read(tmp_path))
 
 
 def test_dumps_is_strict():

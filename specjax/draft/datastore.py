@@ -16,7 +16,7 @@ SPAN = 64
 """How many tokens positions are sorted by; positions that agree on all of these stay in text order."""
 
 
-def build(documents: Iterable[Sequence[int]], vocab_size: int) -> dict[str, np.ndarray]:
+def build(documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int) -> dict[str, np.ndarray]:
     """Builds a datastore from token ids.
 
     Args:

@@ -7,9 +7,10 @@ draws and tabulates the files that are there, and the curves of training.
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,32 @@ HERE = Path(__file__).resolve().parent
 MARKED = re.compile(r"<!-- measured -->\n.*?<!-- end -->", re.DOTALL)
 CURVES = re.compile(r"<!-- curve: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 DEPTHS = "", "_2", "_3"
-OURS = "prompt_lookup,suffix,token_recycling,eagle3"
+UNTRAINED = "prompt_lookup,suffix,sam,ngram_mod,iad,aded,token_recycling,stand,lookahead"
+TRAINED = "draft,medusa,eagle3"
 RUNS = {
-    "one_row": f"--samples 2 --max-new-tokens 64 --drafter {OURS} --peer transformers,llama.cpp",
-    "heads": "--samples 2 --max-new-tokens 64 --drafter draft,eagle3",
+    "peers": "--samples 2 --max-new-tokens 64 --drafter prompt_lookup,eagle3 --peer transformers,llama.cpp",
+    "one_row": f"--samples 2 --max-new-tokens 64 --drafter {UNTRAINED},{TRAINED} --peer transformers,llama.cpp",
+    "eight_rows": f"--samples 8 --max-new-tokens 64 --batch-size 8 --drafter prompt_lookup,suffix,{TRAINED} "
+    "--peer transformers",
     "sampled": "--samples 2 --max-new-tokens 64 --temperature 1 --drafter prompt_lookup,draft,eagle3",
 }
 TITLES = {
-    "one_row": "One row, greedy",
-    "heads": "One row, greedy, on two cores without AVX-512",
-    "sampled": "One row, temperature 1, on two cores without AVX-512",
+    "peers": "One row, greedy, nothing beside",
+    "one_row": "One row, greedy, every drafter",
+    "eight_rows": "Eight rows, greedy",
+    "sampled": "One row, temperature 1",
 }
-HEADS = ("eagle3", "draft")
+HEADS = ("eagle3", "draft", "medusa")
 
 
-def measured(name: str, questions: Path) -> dict[str, Any]:
-    """One file: what the command printed, and its words."""
-    words = [
-        "bench",
-        "spec",
-        "--model",
-        "smollm2",
-        "--dtype",
-        "float32",
-        "--repeats",
-        "1",
-        "--json",
-        *RUNS[name].split(),
-    ]
-    print("$ specjax", *words, flush=True)
+def measured(asked: Sequence[str], questions: Path) -> dict[str, Any]:
+    """What `specjax bench spec` prints with these words, and the command."""
+    words = ["bench", "spec", "--model", "smollm2", "--dtype", "float32", "--repeats", "1", "--json", *asked]
+    said = shlex.join(("specjax", *words))
+    print("$", said, flush=True)
     command = [sys.executable, "-m", "specjax", *words, "--input", str(questions)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return {"command": " ".join(("specjax", *words)), **json.loads(said)}
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {"command": said, **json.loads(found)}
 
 
 def report(name: str) -> dict[str, Any]:
@@ -150,7 +145,7 @@ def main() -> None:
     if not asked.show and asked.input is None:
         parser.error("give --input question.jsonl, or --show")
     for name in [] if asked.show else asked.runs or RUNS:
-        (HERE / f"{name}.json").write_text(json.dumps(measured(name, asked.input), indent=1) + "\n")
+        (HERE / f"{name}.json").write_text(json.dumps(measured(RUNS[name].split(), asked.input), indent=1) + "\n")
     picture(HERE / "smollm2.png")
     page = HERE / "README.md"
     page.write_text(written(page.read_text()))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import specjax
-from experiments.smollm2 import lossy, spec
+from experiments.smollm2 import lossy, settings, spec, times
 from specjax import models
 from specjax.draft.heads.folder import shipped_heads
 from specjax.models import ModelError
@@ -23,7 +23,8 @@ def test_all_of_the_recipe_are_shipped():
 def test_the_page_says_what_its_files_do():
     page = (spec.HERE / "README.md").read_text()
     assert spec.written(page) == page, "run python -m experiments.smollm2.spec --show"
-    assert lossy.written(page) == page, "run python -m experiments.smollm2.lossy --show"
+    for other in (lossy, settings, times):
+        assert other.written(page) == page, f"run python -m {other.__name__} --show"
     assert all(row["changed"] == 0 for row in lossy.report()["rows"] if row["way"] == "coupled")
     assert spec.there() == list(spec.RUNS) and (spec.HERE / "smollm2.png").exists()
     for name in spec.RUNS:

@@ -129,9 +129,10 @@ def tables() -> Iterator[str]:
     yield from table(first_token_table())
     found = report()["reading"]
     share = found["reading_seconds"] / found["step_seconds"]
+    step, reading = 1e3 * found["step_seconds"], 1e3 * found["reading_seconds"]
     yield (
-        f"\nA plain step takes {1e3 * found['step_seconds']:.1f} ms and reads {found['bytes'] / 1e9:.3f} GB of weights. "
-        f"Reading as many bytes takes {1e3 * found['reading_seconds']:.1f} ms here, so a step runs at {share:.2f} of the memory's speed."
+        f"\nA plain step takes {step:.1f} ms and reads {found['bytes'] / 1e9:.3f} GB of weights. Reading as many bytes takes "
+        f"{reading:.1f} ms here, so a step runs at {share:.2f} of the memory's speed."
     )
 
 

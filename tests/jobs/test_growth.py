@@ -85,15 +85,15 @@ def grown(what, sizes):
 def test_lines_are_not_held(folder, tmp_path, small_spools, unordered):
     """Neither at the start, nor when a job goes on whose records are all there."""
     options = {}
-    for size in (32, 128):
+    for size in (64, 384):
         (own := tmp_path / str(size)).mkdir()
         options[size] = dataclasses.replace(job(folder, own, size), unordered=unordered)
-    engine = make_engine(options[32], 32)
+    engine = make_engine(options[64], 64)
     for own in options.values():  # what is made once, such as programs and caches, is there
         _, items, _, out = start(own, engine)
         finish(items, out)
     resumed = lambda size: start(options[size], engine)
-    held, peak = grown(resumed, (32, 128))
+    held, peak = grown(resumed, (64, 384))
     assert held < 600 and peak < 1200, "an item alone takes 4 kB"
 
 

@@ -117,7 +117,7 @@ def test_what_was_interrupted_does_not_load(toy, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saving, "_beside", stop)
+    monkeypatch.setattr(saving, "beside", stop)
     with pytest.raises(KeyboardInterrupt):
         models.save(tmp_path / "new", TARGET, TOY, layout="orbax")
     assert not (tmp_path / "new").exists()

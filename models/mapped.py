@@ -134,7 +134,7 @@ def of_library(params: PyTree, config: ModelConfig) -> Mapped:
 
     Args:
       params: the library's tree of parameters, such as `nnx.state(model, nnx.Param)` of Tunix. It may lie inside `params`, as
-        in a training state of MaxText. Arrays may be `jax.ShapeDtypeStruct`s.
+        in a training state of MaxText. Arrays may be of type `jax.ShapeDtypeStruct`.
       config: the model's, by a `config.json` of its family (`specjax.models.abstract(folder).lm.config`).
 
     Raises:

@@ -10,17 +10,15 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import specjax
+from experiments.smollm2 import page as pages
 from experiments.smollm2.train import TEXTS
 from specjax.evaluate.statistics import wilson
 
-HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"<!-- lossy -->\n.*?<!-- end -->", re.DOTALL)
 OPEN, EACH, TOKENS = 12, 6, 40
 """Questions without a right answer, tasks of each of three kinds, and new tokens at most."""
 RULES = "typical", "ears", "fly:window=1", "lantern", "lenient", "reflective", "reverse"
@@ -86,14 +84,10 @@ def measured(way: dict[str, Any], temperature: float, target: Any) -> dict[str, 
     }
 
 
-def report() -> dict[str, Any]:
-    return json.loads((HERE / "lossy.json").read_text())
-
-
 def table(temperature: float) -> Iterator[tuple[str, ...]]:
     """A row for every way."""
     yield "way", "tokens per step", "the target's nats per token", "other texts", "right"
-    for row in report()["rows"]:
+    for row in pages.report("lossy")["rows"]:
         if row["temperature"] == temperature:
             low, high = (100 * end for end in wilson(np.asarray(row["right"], float)))
             shown = f"{np.mean(row['right']):.0%} ({low:.0f} to {high:.0f})"
@@ -107,15 +101,13 @@ def table(temperature: float) -> Iterator[tuple[str, ...]]:
 
 
 def tables() -> Iterator[str]:
-    from experiments.smollm2.spec import table as lines
-
     for temperature in TEMPERATURES:
         yield f"\nTemperature {temperature:g}:\n"
-        yield from lines(table(temperature))
+        yield from pages.table(table(temperature))
 
 
 def written(page: str) -> str:
-    return MARKED.sub(lambda _: "\n".join(["<!-- lossy -->", *tables(), "", "<!-- end -->"]), page)
+    return pages.filled(page, "lossy", [*tables(), ""])
 
 
 def main() -> None:
@@ -132,9 +124,8 @@ def main() -> None:
                 changed = np.mean([own != other for own, other in zip(texts, plain, strict=True)])
                 rows.append({"way": name, "temperature": temperature, "changed": round(float(changed), 4)} | found)
                 print(json.dumps(rows[-1]), flush=True)
-        (HERE / "lossy.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    page = HERE / "README.md"
-    page.write_text(written(page.read_text()))
+        pages.keep("lossy", {"rows": rows})
+    pages.show(written)
 
 
 if __name__ == "__main__":

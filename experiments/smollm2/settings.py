@@ -5,17 +5,14 @@ turns in turn in one process, as `experiments.smollm2.spec` has it.
 """
 
 import argparse
-import json
-import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.smollm2.spec import measured, report, table
+from experiments.smollm2.page import filled, keep, report, show, table
+from experiments.smollm2.spec import measured
 
-HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"<!-- settings -->\n.*?<!-- end -->", re.DOTALL)
 CHOSEN_ON = "mt_bench", "summarization", "math_reasoning"
 SHOWN_ON = "translation", "qa", "rag"
 LINES = {
@@ -60,7 +57,7 @@ def compared() -> Iterator[tuple[str, ...]]:
 
 
 def written(page: str) -> str:
-    return MARKED.sub(lambda _: "\n".join(["<!-- settings -->", "", *table(compared()), "", "<!-- end -->"]), page)
+    return filled(page, "settings", ["", *table(compared()), ""])
 
 
 def main() -> None:
@@ -71,9 +68,8 @@ def main() -> None:
     if not asked.show and asked.input is None:
         parser.error("give --input question.jsonl, or --show")
     if not asked.show:
-        (HERE / "settings.json").write_text(json.dumps(measured(words(), asked.input), indent=1) + "\n")
-    page = HERE / "README.md"
-    page.write_text(written(page.read_text()))
+        keep("settings", measured(words(), asked.input))
+    show(written)
     print("\n".join(table(compared())))
 
 

@@ -6,7 +6,6 @@ draws and tabulates the files that are there, and the curves of training.
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -14,12 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.smollm2.page import HERE, filled, keep, report, show, table
 from specjax.bench.spec import TASKS, label, overview
 from specjax.viz.picture import Picture
 
-HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"<!-- measured -->\n.*?<!-- end -->", re.DOTALL)
-CURVES = re.compile(r"<!-- curve: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 DEPTHS = "", "_2", "_3"
 UNTRAINED = "prompt_lookup,suffix,sam,ngram_mod,iad,aded,token_recycling,stand,lookahead"
 TRAINED = "draft,medusa,eagle3"
@@ -49,10 +46,6 @@ def measured(asked: Sequence[str], questions: Path) -> dict[str, Any]:
     return {"command": said, **json.loads(found)}
 
 
-def report(name: str) -> dict[str, Any]:
-    return json.loads((HERE / f"{name}.json").read_text())
-
-
 def there() -> list[str]:
     """The files that are there."""
     return [name for name in RUNS if (HERE / f"{name}.json").exists()]
@@ -68,12 +61,6 @@ def by_task(name: str) -> Iterator[tuple[str, ...]]:
             steps = "" if own["mean_accepted"] is None else f"{own['mean_accepted']:.2f} "
             cells.append(f"{steps}({own['speedup']:.2f})")
         yield label(row["decoder"]), *cells
-
-
-def table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    head, *rest = rows
-    for row in (head, ["---"] * len(head), *rest):
-        yield f"| {' | '.join(row)} |"
 
 
 def tables() -> Iterator[str]:
@@ -105,10 +92,9 @@ def of_training(head: str) -> Iterator[tuple[str, ...]]:
 
 def written(page: str) -> str:
     """A page with the tables of the files that are there."""
-    page = CURVES.sub(
-        lambda found: "\n".join([f"<!-- curve: {found[1]} -->", *table(of_training(found[1])), "<!-- end -->"]), page
-    )
-    return MARKED.sub(lambda _: "\n".join(["<!-- measured -->", *tables(), "", "<!-- end -->"]), page)
+    for head in HEADS:
+        page = filled(page, f"curve: {head}", table(of_training(head)))
+    return filled(page, "measured", [*tables(), ""])
 
 
 def picture(path: Path) -> None:
@@ -145,10 +131,9 @@ def main() -> None:
     if not asked.show and asked.input is None:
         parser.error("give --input question.jsonl, or --show")
     for name in [] if asked.show else asked.runs or RUNS:
-        (HERE / f"{name}.json").write_text(json.dumps(measured(RUNS[name].split(), asked.input), indent=1) + "\n")
+        keep(name, measured(RUNS[name].split(), asked.input))
     picture(HERE / "smollm2.png")
-    page = HERE / "README.md"
-    page.write_text(written(page.read_text()))
+    show(written)
     print("\n".join(tables()))
 
 

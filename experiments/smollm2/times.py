@@ -9,17 +9,15 @@ import argparse
 import functools
 import gzip
 import json
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.smollm2.spec import table
+from experiments.smollm2.page import filled, keep, report, show, table
 from experiments.smollm2.train import TEXTS
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
@@ -27,8 +25,6 @@ from specjax.bench.peers import PEERS
 from specjax.bench.spec_run import ours
 from specjax.bench.weights_read import weights_read
 
-HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"<!-- times -->\n.*?<!-- end -->", re.DOTALL)
 LENGTHS = {1: (40, 100, 250, 500, 1000, 2000), 8: (40, 250, 1000)}
 """Tokens of a prompt, by the number of rows."""
 ROUNDS = {1: 5, 8: 2}
@@ -107,14 +103,10 @@ def reading() -> dict[str, float]:
     return {"step_seconds": round(step, 5), "bytes": int(read), "reading_seconds": round(fastest, 5)}
 
 
-def report() -> dict[str, Any]:
-    return json.loads((HERE / "times.json").read_text())
-
-
 def first_token_table() -> Iterator[tuple[str, ...]]:
     """Milliseconds to the first token, and prompt tokens a second over those of each other library."""
     yield "rows", "prompt tokens of each", "specjax, ms", "transformers, ms", "over transformers", "over llama.cpp"
-    for row in report()["first_tokens"]:
+    for row in report("times")["first_tokens"]:
         own = row["seconds"]["specjax"]
         over = [
             f"{row['seconds'][name] / own:.2f}" if name in row["seconds"] else ""
@@ -127,7 +119,7 @@ def first_token_table() -> Iterator[tuple[str, ...]]:
 def tables() -> Iterator[str]:
     yield ""
     yield from table(first_token_table())
-    found = report()["reading"]
+    found = report("times")["reading"]
     share = found["reading_seconds"] / found["step_seconds"]
     step, reading = 1e3 * found["step_seconds"], 1e3 * found["reading_seconds"]
     yield (
@@ -137,7 +129,7 @@ def tables() -> Iterator[str]:
 
 
 def written(page: str) -> str:
-    return MARKED.sub(lambda _: "\n".join(["<!-- times -->", *tables(), "", "<!-- end -->"]), page)
+    return filled(page, "times", [*tables(), ""])
 
 
 def main() -> None:
@@ -149,9 +141,8 @@ def main() -> None:
             for row in first_tokens(count, lengths):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-        (HERE / "times.json").write_text(json.dumps({"first_tokens": rows, "reading": reading()}, indent=1) + "\n")
-    page = HERE / "README.md"
-    page.write_text(written(page.read_text()))
+        keep("times", {"first_tokens": rows, "reading": reading()})
+    show(written)
     print("\n".join(tables()))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import specjax
 from experiments.smollm2 import lossy, settings, spec, times
+from experiments.smollm2.page import HERE, report
 from specjax import models
 from specjax.draft.heads.folder import shipped_heads
 from specjax.models import ModelError
@@ -21,14 +22,14 @@ def test_all_of_the_recipe_are_shipped():
 
 
 def test_the_page_says_what_its_files_do():
-    page = (spec.HERE / "README.md").read_text()
+    page = (HERE / "README.md").read_text()
     assert spec.written(page) == page, "run python -m experiments.smollm2.spec --show"
     for other in (lossy, settings, times):
         assert other.written(page) == page, f"run python -m {other.__name__} --show"
-    assert all(row["changed"] == 0 for row in lossy.report()["rows"] if row["way"] == "coupled")
-    assert spec.there() == list(spec.RUNS) and (spec.HERE / "smollm2.png").exists()
+    assert all(row["changed"] == 0 for row in report("lossy")["rows"] if row["way"] == "coupled")
+    assert spec.there() == list(spec.RUNS) and (HERE / "smollm2.png").exists()
     for name in spec.RUNS:
-        ours = [row for row in spec.report(name)["rows"] if " " not in row["decoder"]]
+        ours = [row for row in report(name)["rows"] if " " not in row["decoder"]]
         assert all(row["overall"]["mean_accepted"] >= 1 for row in ours)
 
 

@@ -159,8 +159,12 @@ def test_measures_go_to_open_telemetry(tmp_path, monkeypatch, capsys):
         patch.setitem(sys.modules, "opentelemetry", None)
         assert cli.main(words) == 2
         assert "--metrics otel needs OpenTelemetry: pip install 'specjax[otel]'" in capsys.readouterr()[1]
-    metrics = pytest.importorskip("opentelemetry.metrics", reason="needs the extra otel")
-    sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="needs the extra otel")
+    metrics = pytest.importorskip(
+        "opentelemetry.metrics", reason="OpenTelemetry is not installed: pip install 'specjax[otel]'"
+    )
+    sdk = pytest.importorskip(
+        "opentelemetry.sdk.metrics", reason="OpenTelemetry is not installed: pip install 'specjax[otel]'"
+    )
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
     assert cli.main(words) == 2

@@ -216,7 +216,7 @@ FORWARD = {
 def test_the_pages_modules(library):
     """Their logits are those of the module, and so are gradients with respect to the module's parameters."""
     if "equinox" in library:
-        pytest.importorskip("equinox", reason="equinox is not installed")
+        pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
     names = other_models.of_page(library)
     lm, ids = names["lm"], jnp.asarray(IDS)
     if "nnx" in library:

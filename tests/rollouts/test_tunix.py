@@ -121,7 +121,7 @@ def test_the_actor_sees_no_padding():
 @pytest.mark.slow
 def test_tunix_takes_it_and_scores_alike():
     """Of the real package: its type of engine, its configuration, its weights' way, and its trainer's log-probabilities."""
-    base = pytest.importorskip("tunix.rl.rollout.base_rollout", reason="needs the package google-tunix")
+    base = pytest.importorskip("tunix.rl.rollout.base_rollout", reason="Tunix is missing: pip install 'specjax[tunix]'")
     from tunix.rl import common
 
     actor, decoder = Actor(TARGET, params()["target"]), specjax.speculative(TARGET, DRAFTERS["suffix-shared"])

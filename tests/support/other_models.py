@@ -65,13 +65,15 @@ def tunix(family):
     Tunix's own `__init__`, which imports its trainers and what they need, is left out."""
     spec = importlib.machinery.PathFinder.find_spec("tunix")
     if spec is None:
-        pytest.skip("google-tunix is not installed")
+        pytest.skip("google-tunix is not installed: pip install 'specjax[tunix]'")
     if "tunix" not in sys.modules:
         sys.modules["tunix"] = types.ModuleType("tunix")
         sys.modules["tunix"].__path__ = list(spec.submodule_search_locations or ())
     named = {"llama": ("llama3", "Llama3"), "gemma2": ("gemma", "Gemma"), "gemma3_text": ("gemma3", "Gemma3")}
     module, kind = named.get(family, (family, family.capitalize()))
-    model = pytest.importorskip(f"tunix.models.{module}.model", reason="Tunix's models need further packages")
+    model = pytest.importorskip(
+        f"tunix.models.{module}.model", reason="Tunix lacks a package: pip install 'specjax[tunix]'"
+    )
     from flax import nnx
 
     config = config_of(family)
@@ -109,11 +111,11 @@ def tunix(family):
 
 def gemma(family):
     """The same of the library `gemma`."""
-    nn = pytest.importorskip("gemma.gm.nn", reason="gemma is not installed")
+    nn = pytest.importorskip("gemma.gm.nn", reason="the library gemma is not installed: pip install gemma")
     try:
         from gemma.gm.nn import _config, _modules
     except ImportError as error:
-        pytest.skip(f"the library gemma needs further packages: {error}")
+        pytest.skip(f"a package that the library gemma needs is missing ({error}): pip install gemma")
     config = config_of(family)
     near, local = config.near, _modules.AttentionType.LOCAL_SLIDING
     kinds = [_modules.AttentionType.GLOBAL if config.window(i) is None else local for i in range(len(config.layers))]

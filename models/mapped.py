@@ -50,8 +50,8 @@ class Mapped:
     of: Callable[[PyTree], PyTree]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name.startswith("__") or name == "init":  # whose parameters would be of the wrong tree
+            raise AttributeError(f"Mapped has no {name}: its parameters are the other library's, and are made there")
         return getattr(self.lm, name)
 
     def ours(self, params: PyTree) -> PyTree:

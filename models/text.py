@@ -170,6 +170,7 @@ def encode_text(
         return tokenizer.encode(prompt, verbose=False) if prompt else []
     chat = chat or Chat()
     text = rendered(tokenizer, prompt, model, chat.continue_last, **chat.options)
+    check_unicode(text, "chat")
     # the template writes special tokens itself
     return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
 

@@ -25,8 +25,6 @@ PAGE = HERE.parents[1] / "docs" / "plan.md"
 MARKED = re.compile(r"<!-- published -->\n.*?<!-- end -->", re.DOTALL)
 OPTIONS = ("model", "topology", "weights", "cache_dtype", "batch", "context")
 """Fields of a published figure that are options of the plan beside it."""
-HEAD = ("model", "chips", "weights, cache", "batch", "context", "system", "published, ms", "bytes alone", "plan, ms")
-HEAD += ("published is",)
 
 
 def published() -> list[dict[str, Any]]:
@@ -88,19 +86,9 @@ def verdict(ms: float, plan: Mapping[str, float]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]], known: Mapping[str, Mapping[str, float]]) -> str:
     """The table in Markdown."""
-    head = (
-        "model",
-        "chips",
-        "weights, cache",
-        "batch",
-        "context",
-        "system",
-        "published, ms",
-        "bytes alone",
-        "plan, ms",
-        "published is",
-    )
-    lines = [head, ("---",) * len(head)]
+    head = "model chips weights,_cache batch context system published,_ms bytes_alone plan,_ms published_is"
+    names = [name.replace("_", " ") for name in head.split()]
+    lines: list[Sequence[str]] = [names, ["---"] * len(names)]
     for row in rows:
         plan, ms = known[command(row)], step_ms(row)
         kinds = ", ".join(row.get(name, "bfloat16") for name in ("weights", "cache_dtype"))

@@ -10,8 +10,10 @@ import numpy as np
 from specjax.decode import Decode
 from specjax.draft import Drafter
 from specjax.jobs import jsonl
+from specjax.jobs.shards import of_rows
 from specjax.names import check_keywords
 from specjax.serve.engine import Engine
+from specjax.serve.fields import is_known
 from specjax.serve.request import Record, Request
 from specjax.serve.sampling import Sampling
 from specjax.serve.text import user_turn
@@ -68,7 +70,7 @@ class Generate:
     ):
         check_keywords("Generate", options, (*_OWN, *(field.name for field in dataclasses.fields(Sampling))))
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+            raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
         self.options = (Sampling() if sampling is None else sampling).replace(**options).given
         self.chat, self.batch_size = chat, batch_size
         self.engine = Engine(model, decode, drafter=drafter, dtype=dtype, mesh=mesh, rows=batch_size)
@@ -98,6 +100,10 @@ class Generate:
         return {**batch, **{name: _column([getattr(records[i], name) for i in range(len(items))]) for name in COLUMNS}}
 
     def _items(self, batch: Mapping[str, Any]) -> list[Request | Record]:
+        if not isinstance(batch, Mapping) or any(isinstance(column, str) for column in batch.values()):
+            raise ValueError(
+                "a batch is a dict of columns: leave map_batches' batch_format as it is, and give arrays or lists"
+            )
         if not {"prompt", "messages"} & set(batch):
             raise ValueError(f"a batch needs a column prompt or messages; its columns are {', '.join(batch) or 'none'}")
         if taken := [name for name in COLUMNS if name in batch]:
@@ -106,11 +112,25 @@ class Generate:
             )
         if len({len(column) for column in batch.values()}) > 1:
             raise ValueError(f"columns differ in length: { ({name: len(column) for name, column in batch.items()}) }")
-        columns = [[_plain(value) for value in column] for column in batch.values()]
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*columns, strict=True)]
-        lines = [jsonl.from_object(number, row) for number, row in enumerate(rows, start=1)]
-        lines = [dataclasses.replace(line, prompt=user_turn(line.prompt, self.chat)) for line in lines]
+        read = {name: column for name, column in batch.items() if _is_read(name, column)}
+        columns = [[_plain(value) for value in column] for column in read.values()]
+        rows = (dict(zip(read, map(_whole, read, values), strict=True)) for values in zip(*columns, strict=True))
+        lines = [
+            dataclasses.replace(line, prompt=user_turn(line.prompt, self.chat))
+            for line in of_rows(rows, jsonl.from_object)
+        ]
         return list(jsonl.to_requests(lines, self.engine, self.options))
+
+
+def _is_read(name: str, column: Any) -> bool:
+    """Whether a column belongs to a line. Numbers of other names are read too, since they may be misspelt options."""
+    numbers = getattr(column, "ndim", 0) == 1 and column.dtype.kind in "iuf"
+    return name in jsonl.FIELDS or is_known(name) or numbers
+
+
+def _whole(name: str, value: Any) -> Any:
+    """An id that a table holds as a float, as it does where another id is absent, as the number that it was."""
+    return int(value) if name == "id" and isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,8 @@ DEEPEST = 64
 _NAMES = {int: "an integer", float: "a number"}
 WAYS = ("decode", "drafter")
 """Fields that name a way to decode, like the job's options."""
-_FIELDS = ("prompt", "messages", "id", "suffix", "stop", *WAYS)
+FIELDS = ("prompt", "messages", "id", "suffix", "stop", *WAYS)
+"""The fields of a line besides generation options."""
 
 
 class LineError(ValueError):
@@ -121,7 +122,7 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
     unknown: tuple[str, ...] = ()
     try:
         content = under_own_names(content)
-        unknown = tuple(key for key in content if key not in (*_FIELDS, *OPTIONS))
+        unknown = tuple(key for key in content if key not in (*FIELDS, *OPTIONS))
         _check(content)
         options = {key: _option(key, content[key]) for key in OPTIONS if content.get(key) is not None}
     except ValueError as error:

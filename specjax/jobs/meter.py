@@ -58,6 +58,12 @@ class Meter:
         self._before = dict.fromkeys(COUNTERS, 0)
         self._job = {"job": title}
 
+    def flush(self) -> None:
+        """Has the provider send what it holds, since a process of a job on several hosts leaves without its own end."""
+        flush = getattr(_metrics().get_meter_provider(), "force_flush", None)
+        if flush is not None:
+            flush()
+
     def __call__(self, line: Mapping[str, Any]) -> None:
         """Sends a line of `specjax.jobs.page.Course`; a number that is None is left as it was."""
         for name, gauge in self._gauges.items():

@@ -169,6 +169,8 @@ def watched(page: str | None, metrics: str | None, title: str, total: int, done:
     finally:
         course.ended = True
         write()
+        if send:
+            send.flush()
 
 
 def _append(path: str, line: str) -> None:

@@ -1,6 +1,7 @@
 """A list that lies in a temporary file: the lines and items of a job, of which memory holds little whatever their number."""
 
 import array
+import contextlib
 import dataclasses
 import functools
 import pickle
@@ -49,8 +50,9 @@ class Spool(Sequence[Value]):
         shared = {name: self._kept(given) for name, given in own.items() if not _plain(given)}
         plain = {name: given for name, given in own.items() if name not in shared}
         content = pickle.dumps((kind, plain, shared), pickle.HIGHEST_PROTOCOL)
-        self._go(self._end)
-        self._file.write(content)
+        with _said():
+            self._go(self._end)
+            self._file.write(content)
         self._starts.append(self._end)
         self._at = self._end = self._end + len(content)
 
@@ -75,8 +77,9 @@ class Spool(Sequence[Value]):
     def _read(self, index: int) -> Value:
         start = self._starts[index]
         end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
-        self._go(start)
-        kind, plain, shared = pickle.loads(self._file.read(end - start))
+        with _said():
+            self._go(start)  # which writes what a file still holds in memory
+            kind, plain, shared = pickle.loads(self._file.read(end - start))
         self._at = end
         return kind(**plain, **{name: self._shared[at] for name, at in shared.items()})
 
@@ -91,6 +94,16 @@ class Spool(Sequence[Value]):
         if place == len(self._shared):
             self._shared.append(given)
         return place
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """Says of an error of the temporary file where that file is."""
+    try:
+        yield
+    except OSError as error:
+        why = f"a temporary file in {tempfile.gettempdir()} cannot be used ({error.strerror}): set TMPDIR to a folder with room"
+        raise OSError(error.errno, why) from error
 
 
 @functools.cache

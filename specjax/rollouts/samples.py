@@ -222,14 +222,15 @@ def _keeping(decoder, asked):
 
 def _check_group(prompts, group):
     rows = prompts.tokens.shape[0]
-    if group < 1 or rows % group:
+    if not isinstance(group, int) or group < 1 or rows % group:
         raise ValueError(f"{rows} rows are no groups of {group}: give a row for each sample of every prompt")
     if group == 1 or not on_host(prompts.tokens, prompts.lengths):
         return
     tokens, lengths = (np.asarray(x) for x in jax.device_get((prompts.tokens, prompts.lengths)))
     real = np.where(np.arange(tokens.shape[1])[None] < lengths[:, None], tokens, -2)
-    first = np.repeat(real[::group], group, axis=0)
-    for row in np.flatnonzero((real != first).any(axis=1)):
+    read = [real, *(np.asarray(x) for x in jax.tree.leaves(jax.device_get(prompts.source)))]
+    other = [x != np.repeat(x[::group], group, axis=0) for x in read]
+    for row in np.flatnonzero(np.any([x.reshape(rows, -1).any(axis=1) for x in other], axis=0)):
         raise ValueError(
             f"prompt {row} differs from the first of its group of {group}: repeat each prompt {group} times in a row"
         )

@@ -68,6 +68,11 @@ def under_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_known(name: str) -> bool:
+    """Whether a field of this name, or of the name in another system, says something about a prompt's decoding."""
+    return _plain(name) in _KNOWN
+
+
 def _own_name(name: str, value: Any) -> str:
     if (own := _KNOWN.get(_plain(name))) is not None:
         return own

@@ -41,6 +41,11 @@ def joint_task(heads: Mapping[str, HeadTask], target: Any, options: TrainOptions
     if target.masked is not None:
         raise ValueError(f"joint trains an autoregressive model with a head, and {target.name} is a diffusion model")
     check_plain("joint", target)
+    if options.adapter:
+        raise ValueError(
+            "joint writes an adapter for the target as it is, so --adapter is not for it: write the merged model with "
+            "`specjax convert --adapter` and train that"
+        )
     if not isinstance(target.lm, LlamaLM):
         raise ValueError(f"joint changes models of this library's parts, and {target.name} is another one")
     own, named = fields_of(options.drafter, Joint, Named)

@@ -135,7 +135,7 @@ def test_maps_begin_as_the_identity_at_layers_of_the_last_third():
 
 
 def test_what_does_not_fit_is_refused():
-    for layers, message in (((2, 1), "must not descend"), ((1,), "depth 2 needs as many maps, there are 1")):
+    for layers, message in (((2, 1), "must not descend"), ((1,), "depth 2 needs as many layers, there are 1")):
         with pytest.raises(ValueError, match=message):
             HiddenTransfer(Chain(2), layers)
     assert HiddenTransfer(layers=(1, 2)).depth == 2

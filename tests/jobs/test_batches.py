@@ -62,6 +62,25 @@ def test_values_as_tables_have_them(complete):
     assert [len(none[name]) for name in ("prompt", *COLUMNS)] == [0] * 5
 
 
+def test_a_bad_row_ends_no_batch_and_other_columns_are_not_read(complete):
+    """Bytes where a line has an object, a whole id that a table holds as a float, and a column that no line could have."""
+    deep = np.empty(3, object)
+    for _ in range(100):
+        deep[0] = [deep[0]]
+    rows = batch(prompt=["dab", "dab", "d\ud800"], meta=deep)
+    rows |= {"drafter": np.array([b"x", None, None], object), "id": np.array([5.0, 6.0, np.nan])}
+    found = complete(rows)
+    assert found["error"][0].startswith("a value that JSON does not have") and "not valid Unicode" in found["error"][2]
+    assert found["error"][1] is None and found["meta"] is rows["meta"]
+    assert found["tokens"][1] == complete(batch(prompt=["dab"], id=[6]))["tokens"][0]
+
+
+@pytest.mark.parametrize("given", ["dab", {"prompt": "dab"}, [{"prompt": "dab"}]])
+def test_a_batch_of_another_kind(complete, given):
+    with pytest.raises(ValueError, match="a batch is a dict of columns"):
+        complete(given)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     (
@@ -76,7 +95,7 @@ def test_a_batch_that_cannot_be_used(complete, columns, message):
 
 
 def test_options_that_cannot_be_used():
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
         Generate(LARGE, batch_size=0)
     with pytest.raises(TypeError, match="Generate.. has no keyword 'max_tokens': it is max_new_tokens here"):
         Generate(LARGE, max_tokens=3)

@@ -147,6 +147,20 @@ def test_a_spool_is_a_list(small_spools):
     assert shared[0].constraint is shared[1].constraint is table
 
 
+def test_a_full_temporary_folder_is_named(monkeypatch):
+    monkeypatch.setattr(spool, "IN_MEMORY", 1)
+    found = Spool([Record.failed("x", "no")])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(found._file, "write", full)
+    with pytest.raises(
+        OSError, match="a temporary file in .*No space left on device.*: set TMPDIR to a folder with room"
+    ):
+        found.append(Record.failed("y", "no"))
+
+
 def test_completions_of_an_item_are_told_apart_and_few_are_held(small_spools):
     items = Spool(Request([i], (i,)) for i in range(RECENT + 8))
     asked = Asked(items, [1, 3], 2)

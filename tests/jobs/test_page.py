@@ -174,6 +174,8 @@ def test_measures_go_to_open_telemetry(tmp_path, monkeypatch, capsys):
     provider = sdk.MeterProvider([reader], shutdown_on_exit=False)
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
     monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    sent: list[bool] = []
+    monkeypatch.setattr(provider, "force_flush", lambda: sent.append(True))
     meter.check()
     now = [0.0]
     monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
@@ -181,6 +183,7 @@ def test_measures_go_to_open_telemetry(tmp_path, monkeypatch, capsys):
         for _ in range(2):
             now[0] += 2.5
             watch(Turn([], 4, 2, 0), 3, 1)
+    assert sent == [True], "a process of several hosts leaves without the provider's own end"
     (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
     points = {own.name.removeprefix("specjax.job."): own.data.data_points for own in scope.metrics}
     assert scope.scope.name == "specjax" and all(

@@ -207,12 +207,20 @@ def test_it_may_be_part_of_a_program(found):
         ({"logprobs": "tempred"}, "unknown log-probabilities 'tempred'; choose raw, tempered, warped"),
         ({"group": 3}, "4 rows are no groups of 3: give a row for each sample of every prompt"),
         ({"group": 4, "prompts": given(2)}, "prompt 2 differs from the first of its group of 4"),
+        ({"group": 2.0}, "4 rows are no groups of 2.0"),
         ({"prompts": given(new=60)}, "does not fit a capacity of 48"),
     ),
 )
 def test_mistakes_are_said(options, why):
     with pytest.raises(ValueError, match=why):
         sampled(**{"prompts": given(), **options})
+
+
+def test_a_group_has_one_source():
+    start = Prompts.of([[1]] * 4, NEW, source=[[2, 3], [2, 3], [2, 3], [2, 4]])
+    samples._check_group(start, 1)
+    with pytest.raises(ValueError, match="prompt 3 differs from the first of its group of 2"):
+        samples._check_group(start, 2)
 
 
 def test_layouts_need_a_mesh():

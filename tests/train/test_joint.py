@@ -89,6 +89,7 @@ def test_refusals():
     diffusion = dataclasses.replace(target, masked=Masked(31, False))
     assert "--features is not for joint, which changes the target" in refused("joint", target, features="folder")
     assert "joint trains tiny's own weights, and they are int8: leave out --weights" in refused("joint", packed_target)
+    assert "specjax convert --adapter" in refused("joint", target, adapter=("folder",))
     assert "tiny is a diffusion model" in refused("joint", diffusion)
     assert "'lm' is none; choose " in refused("joint:head=lm", target)
     assert "has no field 'ranks'" in refused("joint:ranks=3", target)

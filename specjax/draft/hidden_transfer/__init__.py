@@ -78,7 +78,7 @@ class HiddenTransfer(TreeDrafter, Trained):
         object.__setattr__(self, "layers", tuple(self.layers))
         if list(self.layers) != sorted(self.layers):
             raise ValueError(f"hidden_transfer: layers must not descend, got {list(self.layers)}")
-        settle_tree(self, self.maps, "maps")
+        settle_tree(self, self.maps, "layers")
         super().__post_init__()
 
     @property

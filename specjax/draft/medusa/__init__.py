@@ -28,7 +28,9 @@ def settle_tree(drafter: Any, heads: int, called: str = "heads") -> None:
     small = Static(tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= heads))
     tree = drafter.expander or small
     if tree.depth > heads:
-        raise ValueError(f"{name}: a tree of depth {tree.depth} needs as many {called}, there are {heads}")
+        raise ValueError(
+            f"{name}: a tree of depth {tree.depth} needs as many {called}, there are {heads}: give more, or a smaller tree"
+        )
     object.__setattr__(drafter, "expander", tree)
 
 

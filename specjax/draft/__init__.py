@@ -32,6 +32,7 @@ from specjax.draft.gumiho import Gumiho as Gumiho
 from specjax.draft.eagle3 import Eagle3 as Eagle3
 from specjax.draft.peagle import PEagle as PEagle
 from specjax.draft.dflash import DFlash as DFlash
+from specjax.draft.dflash2 import DFlash2 as DFlash2
 from specjax.draft.dspark import DSpark as DSpark
 from specjax.draft.domino import Domino as Domino
 from specjax.draft.jetspec import JetSpec as JetSpec

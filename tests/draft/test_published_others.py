@@ -194,6 +194,11 @@ KNOWN = {
     "of a rank": ({"num_anchors": 4, "markov_rank": 8, "architectures": ["DFlashDraftModel"]}, "dspark"),
     "of a rank in the nested fields": ({"dflash_config": {"markov_rank": 8}}, "dspark"),
     "of a causal head": ({"dflash_config": {"causal_head": True}, "architectures": ["DFlashDraftModel"]}, "jetspec"),
+    "of convolutions": (
+        {"dflash_config": {"conv_kernel_size": 2}, "architectures": ["DFlashDraftModel"]},
+        "dflash2",
+    ),
+    "by its class, which has another's name in it": ({"architectures": ["DFlash2DraftModel"], "num_anchors": 4}, "dflash2"),
     "of a projector": (
         {"dflash_config": {"projector_type": "domino"}, "architectures": ["DFlashDraftModel"]},
         "domino",

@@ -31,7 +31,7 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
 from specjax.state import Finish
 
-_IN_THE_SLOW_SET = {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho"}
+_IN_THE_SLOW_SET = {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho", "dflash2"}
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""
@@ -41,7 +41,7 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
-    "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dspark", "domino", "jetspec-best_first", "mtp",
+    "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first", "mtp",
     "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache", "lookahead",
     "cascade", "switch",
 )  # fmt: skip

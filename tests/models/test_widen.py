@@ -23,6 +23,7 @@ from specjax.draft import (
     Clover,
     Clover2,
     DFlash,
+    DFlash2,
     DiffusionDrafter,
     DiffuSpec,
     Domino,
@@ -189,6 +190,7 @@ DRAFTERS = {
     "gumiho": Gumiho(TopK(k=2, depth=3, nodes=6), mlps=1),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
+    "dflash2": DFlash2(TopK(k=2, depth=2, nodes=4), layers=2, block=4, group=4, rank=4, candidates=5),
     "jetspec": JetSpec(BestFirst(k=2, depth=2, nodes=4), layers=2, block=4),
     "dspark": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="rnn", rank=4),
     "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
@@ -259,7 +261,7 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "jetspec", "dspark",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "dflash2", "jetspec", "dspark",
     "dspark, gated", "domino", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse",
     "cascade",
     "switch",

@@ -12,6 +12,7 @@ from specjax.draft import (
     Clover,
     Clover2,
     DFlash,
+    DFlash2,
     Domino,
     DSpark,
     Eagle,
@@ -35,6 +36,7 @@ from specjax.draft.chimera.objective import TrainChimera
 from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import TrainDFlash
+from specjax.draft.dflash2.objective import TrainDFlash2
 from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
@@ -83,6 +85,7 @@ FIXED = {
 }
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
+    "dflash2": TrainDFlash2(DFlash2(block=3, group=4, rank=4).bind(tiny.TARGET), anchors=6),
     "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
     "domino": TrainDomino(Domino(block=3, state=6, rank=4).bind(tiny.TARGET), anchors=6),
     "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),

@@ -22,6 +22,7 @@ from specjax.draft import (
     Clover,
     Clover2,
     DFlash,
+    DFlash2,
     Domino,
     DSpark,
     Eagle,
@@ -42,6 +43,8 @@ from specjax.draft.chimera.objective import TrainChimera
 from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
+from specjax.draft.dflash2.network import Selector
+from specjax.draft.dflash2.objective import TrainDFlash2
 from specjax.draft.domino.network import Correction
 from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.network import MarkovHead
@@ -98,6 +101,7 @@ OBJECTIVES = {
         confidence_weight=0.1,
     ),
     "domino": lambda ids: TrainDomino(Domino(block=3, state=8, rank=4).bind(tiny.TARGET), ids, anchors=12),
+    "dflash2": lambda ids: TrainDFlash2(DFlash2(block=4, group=4, rank=4).bind(tiny.TARGET), ids, anchors=12),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
     "eagle3": lambda ids: TrainEagle3(
@@ -292,18 +296,23 @@ def test_the_loss_of_blocks_is_one_mean_over_all_places():
 
 # DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0.
 # JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published. Domino's is SpecForge's
-# `OnlineDominoModel._domino_objective_chunk_terms` with a quarter of the loss for uncorrected blocks.
+# `OnlineDominoModel._domino_objective_chunk_terms` with a quarter of the loss for uncorrected blocks; DFlash 2's is its
+# `_dflash_objective_chunk_terms` with a selector of three candidates.
 PUBLISHED = {
     "dspark": (2.370208501815796, 0.2326582819223404),
     "dflash": (1.8973368406295776, 0.26331010460853577),
     "jetspec": (0.6859257817268372, 0.13955309987068176),
     "domino": (2.0779857740650303, 0.2842489567065452),
+    "dflash2": (2.5193321445898587, 0.3819326722337458),
 }
 PUBLISHED_NORMS = {
-    "token": 0.21784371407729103,
-    "memory": 0.0871193270629307,
-    "inner": 0.25403191618026205,
-    "head": 0.10699473247498194,
+    "domino": {
+        "token": 0.21784371407729103,
+        "memory": 0.0871193270629307,
+        "inner": 0.25403191618026205,
+        "head": 0.10699473247498194,
+    },
+    "dflash2": {"before": 0.1577811708811949, "after": 0.16699428587514845, "projection": 0.17742150967295112},
 }
 PUBLISHED_BIAS = [
     [-0.0340225, 0.0190930, -0.0221095, 0.0506002, -0.0135612],
@@ -312,7 +321,9 @@ PUBLISHED_BIAS = [
 
 
 def drawn_blocks():
-    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark and Domino."""
+    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark, Domino and
+    DFlash 2.
+    """
     rng = np.random.default_rng(5)
     h, dists = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
     tokens = rng.integers(0, 5, (2, 3, 5))
@@ -323,6 +334,8 @@ def drawn_blocks():
     correction = {name: {"kernel": rng.normal(size=size)} for name, size in sizes.items()}
     own = {"markov": markov, "confidence": {"kernel": sure, "bias": bias}, "correction": correction}
     own = {"target": rng.normal(size=(5, 5)), "draft": own}
+    parts = {"before": "embedding", "after": "embedding", "projection": "kernel"}
+    own["draft"]["selector"] = {name: {kind: rng.normal(size=(5, 2))} for name, kind in parts.items()}
     blocks = Blocks(jnp.asarray(tokens), dists, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (h, own)), blocks
 
@@ -333,7 +346,9 @@ def test_losses_of_blocks_are_the_published_ones(name):
     drafter: Any = SimpleNamespace(drafts=4, rank=2, state=3, plain=1, confidence=True, logits=lambda own, h: h)
     drafter.bias, drafter.correction = MarkovHead("vanilla", 2, 5), Correction(5, 3, 2)
     drafter.embed = lambda own, tokens: own["target"][tokens]
+    drafter.selector = Selector(5, 2, 3)
     kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec, "domino": TrainDomino}
+    kinds["dflash2"] = TrainDFlash2
     objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
     (h, own), blocks = drawn_blocks()
     run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN, jnp.full((2,), 0.75))
@@ -341,9 +356,9 @@ def test_losses_of_blocks_are_the_published_ones(name):
     assert (float(loss), float(jnp.linalg.norm(grad))) == pytest.approx(PUBLISHED[name], rel=1e-5)
     if name == "dspark":
         np.testing.assert_allclose(of_own["draft"]["markov"]["head"]["kernel"], PUBLISHED_BIAS, atol=1e-6)
-    if name == "domino":
-        norms = jax.tree.map(jnp.linalg.norm, of_own["draft"]["correction"])
-        assert {part: float(norm["kernel"]) for part, norm in norms.items()} == pytest.approx(PUBLISHED_NORMS, rel=1e-5)
+    for part in {"domino": ("correction",), "dflash2": ("selector",)}.get(name, ()):
+        norms = {inner: float(optax.tree.norm(x)) for inner, x in of_own["draft"][part].items()}
+        assert norms == pytest.approx(PUBLISHED_NORMS[name], rel=1e-5)
 
 
 def test_domino_goes_from_uncorrected_blocks_to_corrected_ones():

@@ -83,9 +83,8 @@ class TrainDFlash(HeadObjective):
     def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
         """The values of every place `[B, A, drafts]` for the loss and the metrics, from outputs `[B, A, drafts, E]`."""
         logits, more = self.dists(own, h, blocks)
-        kept, agreed = jax.lax.stop_gradient(
-            (acceptance(blocks.dists, logits, blocks.outside), agreement(blocks.dists, logits))
-        )
+        drafted = jax.lax.stop_gradient(self.drafted(own, h, blocks, logits))
+        kept, agreed = acceptance(blocks.dists, drafted, blocks.outside), agreement(blocks.dists, drafted)
         numbers = self.divergence.numbers(blocks.dists, logits, blocks.outside, blocks.labels)
         told = {
             "due": blocks.due,
@@ -97,11 +96,15 @@ class TrainDFlash(HeadObjective):
         return told | more
 
     def dists(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
-        """The distributions `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs for every
-        place.
+        """The distributions `[B, A, drafts, U]` that the loss compares, of outputs `[B, A, drafts, E]`, and what else it
+        needs for every place.
         """
         logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1]))
         return logits.reshape(*h.shape[:3], -1), {}
+
+    def drafted(self, own, h, blocks: "Blocks", logits: Array) -> Array:
+        """The distributions `[B, A, drafts, U]` that tokens are drafted from, given those that the loss compares."""
+        return logits
 
     def _blocks(self, teacher, at, real) -> "Blocks":
         """The targets of blocks at `at` `[B, A]`."""

@@ -24,9 +24,10 @@ _NESTED = (
 _EITHER = (
     "projector_type", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     "confidence_head_alpha", "num_anchors", "lambda_base_start", "lambda_base_decay_ratio", "auf", "ce_loss_alpha",
-    "l1_loss_alpha", "loss_decay_gamma", *MASKS,
+    "l1_loss_alpha", "loss_decay_gamma", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k",
+    "input_embedding_scale", "output_multiplier", "final_logit_softcapping", *MASKS,
 )  # fmt: skip
-"""Fields in `dflash_config` or beside it; the second half concerns their training."""
+"""Fields in `dflash_config` or beside it, of all heads with DFlash's layers; some concern their training."""
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
@@ -36,6 +37,8 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         raise ModelError(
             f"{reader.file}: markov_rank is {config['markov_rank']!r}: a head for another drafter than dflash (try dspark)"
         )
+    if is_second(config):
+        raise ModelError(f"{reader.file}: a head with convolutions is for another drafter than dflash (try dflash2)")
     return read_block(reader, config, target)
 
 
@@ -188,8 +191,14 @@ def is_causal_head(config: Mapping[str, Any]) -> bool:
     return bool(an_object("dflash_config", config.get("dflash_config")).get("causal_head"))
 
 
+def is_second(config: Mapping[str, Any]) -> bool:
+    """Whether a file is DFlash 2's: its layers have convolutions."""
+    nested = an_object("dflash_config", config.get("dflash_config"))
+    return bool(nested.get("conv_kernel_size", config.get("conv_kernel_size"))) or named(config, "dflash2")
+
+
 def _said(config: Mapping[str, Any]) -> Sure:
-    other = rank_of(config) or is_causal_head(config) or projector_of(config) == "domino"
+    other = rank_of(config) or is_causal_head(config) or projector_of(config) == "domino" or is_second(config)
     if is_block(config) and not other:
         return Sure.OWN
     return Sure.NAMED if named(config, "dflash") else Sure.NO

@@ -17,13 +17,11 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
 from specjax.models.json_file import read_json
 
-_OTHER_HEADS = {"dflash2": "DFlash 2 has convolutions and a selector"}
-"""Words in the `architectures` of heads for which there is no drafter here."""
 _OTHER_LAYERS = {
     "moe": "its layer has experts", "gemma": "its layers are Gemma's", "deepseek": "its attention is latent",
     "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
-"""The same for heads whose layers are not Llama's."""
+"""Words in the `architectures` of heads whose layers are not Llama's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +101,7 @@ def check_architecture(file: Path, config: Mapping[str, Any], drafter: str, layo
     module.
     """
     ours = {name: other.what for name, other in layouts().items() if other.what}
-    others = {**_OTHER_HEADS, **ours, **_OTHER_LAYERS}
+    others = {**ours, **_OTHER_LAYERS}
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
         found = (word for word in others if word in str(name).lower() and word not in (drafter, *layout.beside))

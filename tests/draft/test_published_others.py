@@ -198,7 +198,10 @@ KNOWN = {
         {"dflash_config": {"conv_kernel_size": 2}, "architectures": ["DFlashDraftModel"]},
         "dflash2",
     ),
-    "by its class, which has another's name in it": ({"architectures": ["DFlash2DraftModel"], "num_anchors": 4}, "dflash2"),
+    "by its class, which has another's name in it": (
+        {"architectures": ["DFlash2DraftModel"], "num_anchors": 4},
+        "dflash2",
+    ),
     "of a projector": (
         {"dflash_config": {"projector_type": "domino"}, "architectures": ["DFlashDraftModel"]},
         "domino",

@@ -261,10 +261,9 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "dflash2", "jetspec", "dspark",
-    "dspark, gated", "domino", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance", "fuse",
-    "cascade",
-    "switch",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "dflash2", "jetspec",
+    "dspark", "dspark, gated", "domino", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance",
+    "fuse", "cascade", "switch",
 )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ DRAFTERS: dict[str, Drafter] = {
     "gumiho": Gumiho(TopK(k=2, depth=4, nodes=7), mlps=2),
     "peagle": PEagle(Chain(3)),
     "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
-    "dflash2": DFlash2(TopK(k=2, depth=3, nodes=6), layers=2, block=5, group=4, rank=8, candidates=6),
+    "dflash2": DFlash2(TopK(k=2, depth=3, nodes=6), layers=2, block=5, group=4, rank=8),
     "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),
     "domino": Domino(TopK(k=2, depth=3, nodes=6), block=4, state=12, rank=8, plain=2),
     "jetspec-best_first": JetSpec(BestFirst(k=2, depth=3, nodes=8), layers=2, block=5),

@@ -85,7 +85,7 @@ FIXED = {
 }
 DRAWN = {
     "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
-    "dflash2": TrainDFlash2(DFlash2(block=3, group=4, rank=4).bind(tiny.TARGET), anchors=6),
+    "dflash2": TrainDFlash2(DFlash2(block=4, group=4, rank=4).bind(tiny.TARGET), anchors=6),
     "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
     "domino": TrainDomino(Domino(block=3, state=6, rank=4).bind(tiny.TARGET), anchors=6),
     "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),

@@ -20,7 +20,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     config = read_config(reader, config, "dflash2")
     late = ".weight"  # of tables that torch's own saving writes
     reader.tensors = {n.removesuffix(late) if "_codebook" in n else n: x for n, x in reader.tensors.items()}
-    sizes = {field: config.get(key) for field, key in _SIZES.items()}
+    sizes: dict[str, Any] = {field: config.get(key) for field, key in _SIZES.items()}
     if wrong := next((field for field, size in sizes.items() if not is_size(size)), None):
         raise ModelError(
             f"{reader.file}: {_SIZES[wrong]} is {sizes[wrong]!r}, and must be a size above 0 (without it, it is a dflash)"
@@ -32,7 +32,9 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     if width % sizes["group"]:
         raise ModelError(f"{reader.file}: conv_group_size {sizes['group']} does not divide the {width} channels")
     if sizes["reach"] > fields["block"]:
-        raise ModelError(f"{reader.file}: conv_kernel_size {sizes['reach']} is more than a block's {fields['block']} slots")
+        raise ModelError(
+            f"{reader.file}: conv_kernel_size {sizes['reach']} is more than a block's {fields['block']} slots"
+        )
     for i, layer in params["layers"].items():
         for part, name in _CONVOLUTIONS.items():
             outputs = 2 * sizes["reach"] * (width // sizes["group"])

@@ -11,6 +11,7 @@ from specjax.draft import View
 from specjax.draft.feature import FeatureDraft
 from specjax.expand.base import Expander, Level
 from specjax.models.kv import commit_kv, init_kv
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 
 MASK = 7
 TEXT = tuple(np.random.default_rng(2).integers(1, V, 12).tolist())
@@ -90,6 +91,15 @@ def behind(head, text):
 def view_of(text):
     tokens = jnp.zeros((1, 32), jnp.int32).at[0, : len(text)].set(jnp.asarray(text))
     return View(tokens, jnp.asarray([len(text)]), jnp.ones((1,), bool), None, 4)
+
+
+def proposed(drafter, model, draft, temperature):
+    """The tree below TEXT, with the distributions of its draws."""
+    view = dataclasses.replace(view_of(TEXT), keep_q=True)
+    rows = SamplingArrays.make(1, temperature=temperature)
+    return drafter.propose(
+        model, draft, view, Sampler(row_keys(0, ["a"]), view.tokens, view.length, view.live, rows)
+    ).tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,6 +255,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "nemotron_h": {"hybrid_override_pattern": "M-M-M*-M-M-E"},
     "gemma3n_text": {"num_kv_shared_layers": 2},
     "lfm2": {"full_attn_idxs": [2, 5, 8]},
+    "minicpm": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "lfm2_moe": {"layer_types": (["conv"] * 2 + ["full_attention"]) * 4, "num_experts": 4},
 }
 """Fields without which a file would not be one of the family."""

@@ -76,6 +76,7 @@ from specjax.models.families.bart import BART as BART
 from specjax.models.families.bart import MBART as MBART
 from specjax.models.families.bart import MARIAN as MARIAN
 from specjax.models.families.bart import WHISPER as WHISPER
+from specjax.models.families.minicpm import MINICPM as MINICPM
 
 FAMILIES: dict[str, Family] = {one.model_type: one for one in list(globals().values()) if isinstance(one, Family)}
 """The families by `model_type`."""

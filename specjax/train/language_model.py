@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.companions import check_vocabulary, draft_model, padded
 from specjax.draft import ModelDrafter
+from specjax.models.block_ffn import blocks_of
 from specjax.objectives.next_token import NextToken
+from specjax.objectives.sparsity import Sparsity
 from specjax.sharding.distributed import is_first
 from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
@@ -27,7 +29,8 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """
     foreign = ("reference", "draft_vocabulary", "start", "loss", "features")
     refuse(options, foreign, "lm, which learns the text's own tokens")
-    fields_of(options.drafter, NextToken)
+    _, own = fields_of(options.drafter, NextToken, Sparsity)
+    sparsity = Sparsity(**own) if own else None
     if options.draft is not None and options.draft_config is not None:
         raise ValueError("lm trains one model: give --draft or --draft-config, or leave both out to train the target")
     if target.masked is not None:
@@ -38,6 +41,8 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
     if not isinstance(model.lm, models.LlamaLM):
         raise ValueError(f"lm trains models of this library's parts, and {model.name} is a {type(model.lm).__name__}")
     check_length(options, model.lm)
+    if sparsity is not None:
+        blocks_of(model.lm.config)
     lm, generation = model.lm, model.generation
     tokenizer, eos_ids = target.tokenizer, target.eos_ids  # of the target, nothing else outlives this function
 
@@ -45,7 +50,7 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
         if is_first():
             models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, generation=generation)
 
-    return Task(NextToken(lm), model.params, None, save)
+    return Task(NextToken(lm, sparsity), model.params, None, save)
 
 
 def begun(target: Any, options: TrainOptions) -> Any:

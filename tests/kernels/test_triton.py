@@ -14,6 +14,7 @@ from specjax.kernels.grouped_dot import grouped_dot
 from specjax.kernels.kv_commit import kv_commit
 from specjax.kernels.scaled_dot import scaled_dot
 from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.union_mlp import union_mlp
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sharding.aot import made_for
 
@@ -43,6 +44,7 @@ CASES = {
     "grouped": (grouped_dot, given((half, 9, 32), (half, 3, 32, 64), (whole, 3)), TRITON, ""),
     "scaled": (scaled_dot, given((half, 3, 64), (jnp.int4, 64, 32), (half, 2, 32)), TRITON, ""),
     "exponents": (numbers, given((byte, 64, 32), (jnp.uint32, 9, 2, 32), (jnp.uint16, 256, 1, 1)), TRITON, ""),
+    "union": (union_mlp, given((half, 9, 32), (single, 9, 4), (half, 32, 256), (half, 256, 32)), TRITON, ""),
     "delta rule": (delta_rule, given(*rule), TRITON, ""),
     "write": (
         lambda cache, new, at: kv_commit([cache], [new], None, at),

@@ -277,6 +277,7 @@ OWN = {
     "kimi_linear": {"layer_types", "kv_lora_rank"}, "t5": {"logits_scaling"},
     "qwen3_next": {"attn_output_gate", "layer_types", "decoder_sparse_step", "mlp_only_layers"},
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"attn_output_gate", "layer_types"}),
+    "minicpm": {"scale_emb", "kv_lora_rank"},
 }  # fmt: skip
 
 

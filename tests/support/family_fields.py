@@ -382,6 +382,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 NEEDED: dict[str, dict[str, Any]] = {
     "bailing_moe": {"num_experts": 16},
+    "minicpm": {"dim_model_base": 64},
     "phimoe": {"num_local_experts": 8},
     "ernie4_5_moe": {"moe_num_experts": 8},
     "deepseek_v2": {"num_experts_per_tok": 3, "num_key_value_heads": 8},

@@ -57,6 +57,7 @@ from specjax.expand import Chain
 from specjax.objectives.base import Batch
 from specjax.objectives.joint import Joint
 from specjax.objectives.next_token import NextToken
+from specjax.objectives.sparsity import Sparsity
 from specjax.train.distill import Distill
 
 SIZES = (6, 5), (8, 6)
@@ -81,6 +82,7 @@ FIXED = {
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
     "lm": NextToken(tiny.DRAFT),
+    "lm_sparsity": NextToken(tiny.BLOCKS, Sparsity(0.3, 4, 0.7)),
     "joint": Joint(TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)), rank=2),
 }
 DRAWN = {

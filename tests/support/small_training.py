@@ -11,10 +11,15 @@ from support.shapes import changed
 
 from specjax import cli, models
 from specjax.models import LlamaLM, Model, llama_config
+from specjax.models.block_ffn import BlockFFNConfig
+from specjax.models.layer import LayerConfig
 from specjax.train.data import Rows
 
 TARGET = LlamaLM(llama_config(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
 DRAFT = LlamaLM(changed(TARGET.config, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
+
+BLOCKS = LlamaLM(llama_config(32, 16, 24, 2, 2, 2, 8, 64).every(LayerConfig, feed=BlockFFNConfig(6, 4)))
+"""A model whose layers have experts in blocks."""
 
 
 @functools.cache

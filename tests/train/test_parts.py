@@ -51,7 +51,7 @@ OTHERS = {
         for name, loss in OF_BATCHES.items()
     },
 }
-WHOLE = "kangaroo", "distill", "lm", "ppd", "hidden_transfer", "acceptance", "joint"
+WHOLE = "kangaroo", "distill", "lm", "lm_sparsity", "ppd", "hidden_transfer", "acceptance", "joint"
 """Objectives over the whole vocabulary. Those of the other heads take their means as over fewer tokens."""
 QUICK = "medusa_trimmed", "distill_chosen"
 

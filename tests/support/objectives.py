@@ -50,6 +50,7 @@ from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
 from specjax.draft.ppd.objective import TrainPPD
+from specjax.draft.s2d.objective import TrainS2D
 from specjax.draft.speculator.objective import TrainLSTMSpeculator, TrainMLPSpeculator
 from specjax.expand import Chain
 from specjax.objectives.base import Batch
@@ -79,6 +80,7 @@ FIXED = {
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
     "lm": NextToken(tiny.DRAFT),
+    "s2d": TrainS2D(tiny.TARGET, (1, 2)),
     "joint": Joint(TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)), rank=2),
 }
 DRAWN = {

@@ -41,6 +41,7 @@ SAMPLING = FOLDER.parent / "specjax" / "sampling_fields.py"
 PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
+    "sorted_draft": "a model of the same vocabulary, best trained with exits",
     "masked_draft": "such a model, trained with masks",
     "fed_draft": "such a model, trained with masks and features",
     "block_draft": "such a model, and a target with an encoder",
@@ -48,6 +49,7 @@ NEEDS = {
     "diffusion_and_trigrams": "a diffusion model of the same vocabulary",
     "head": "a trained head",
     "own_head": "a target with such a layer",
+    "pad": "a target that was trained with pads",
     "datastore": "a datastore",
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
@@ -336,6 +338,7 @@ def rings() -> Iterator[tuple[str, ...]]:
 _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
 _LOADED = {
     "model": "drafts",
+    "sorted_draft": "drafts",
     "masked_draft": "drafts",
     "fed_draft": "drafts",
     "block_draft": "drafts",
@@ -343,6 +346,7 @@ _LOADED = {
     "diffusion_and_trigrams": "drafts",
     "head": "heads",
     "own_head": "heads",
+    "pad": "self_speculation",
     "texts": "retrieval",
     "datastore": "retrieval",
     "": "retrieval",

@@ -28,8 +28,8 @@ class About:
       source: the paper or origin.
       guarantee: a key of `GUARANTEES`. Empty if another part decides: for a drafter, the verifier does.
       defaults: replace the class's own defaults where the line gives no value.
-      fields: the fields that a line may set. None means every field whose default is a number, a word, a switch or an
-        empty list of numbers; a field whose default is None is listed only if it is named here.
+      fields: the fields that a line may set. None means every field whose default is a number, a word, a switch or a
+        list of numbers, empty or decimal; a field whose default is None is listed only if it is named here.
       make: the class method that takes the fields; empty for the class itself.
       expander: the line of the drafter's default expander; empty if the drafter takes none.
       paper: the published values of the fields, as a line writes them, where `defaults` and `expander` are for small

@@ -12,8 +12,9 @@ from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
-from specjax.draft.masks_on_disk import GAD, PARD, read_mask
+from specjax.draft.masks_on_disk import GAD, LUD, PARD, read_mask
 from specjax.draft.padded import PaddedLM
+from specjax.draft.s2d.folder import named_exits
 from specjax.lm import check_both_encode, encodes
 from specjax.models import DEFAULT_MODEL
 from specjax.sharding.rules import replicated
@@ -234,7 +235,10 @@ def draft_model(name: str, target: Any, mesh: Any, wanted: str = "an autoregress
     return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
 
 
-def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+def _model(
+    stored: Stored, target: Any, mesh: Any, named: Callable[[Any], dict[str, Any]] = lambda draft: {}
+) -> tuple[Any, Any]:
+    """A draft model; `named` are fields that its folder gives and a line may set anew."""
     from specjax.draft.heads.compact_folder import compact_folder, load_compact
 
     found = stored.found(target)
@@ -243,9 +247,13 @@ def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
         lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
         return stored.kind(lm, **stored.fields).bind(target.lm), params
     draft = draft_model(found, target, mesh)
-    drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
+    drafter = stored.kind(padded(draft, target), **{**named(draft), **stored.fields}).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
+
+
+def _sorted_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    return _model(stored, target, mesh, named_exits)
 
 
 def fitting(draft: Any, target: Any, mask: int) -> Any:
@@ -366,6 +374,13 @@ def _own_head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     )
 
 
+def _pad(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    if stored.asked and not stored.asked.isdecimal():
+        raise ValueError(f"{stored.name}: pad must be the id of a token of the target, got {stored.asked!r}")
+    pad = int(stored.asked) if stored.asked else read_mask(target, LUD, stored.name)
+    return stored.kind(pad, **stored.fields).bind(target.lm), None
+
+
 def _prompted(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if target.tokenizer is None:
         raise ValueError(
@@ -435,6 +450,12 @@ class Loader:
 _DIFFUSION = {"what": "diffusion model", "how": "a smaller one with its tokenizer"}
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "sorted_draft": Loader(
+        _sorted_draft,
+        f"{_TARGET}-draft",
+        what="draft model",
+        how="a smaller model with its tokenizer; `specjax train s2d` trains its exits",
+    ),
     "masked_draft": Loader(
         _masked_draft,
         f"{_TARGET}-pard",
@@ -461,6 +482,7 @@ LOADERS: dict[str, Loader] = {
         _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
     ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
+    "pad": Loader(_pad, "", option="pad"),
     "own_head": Loader(_own_head, ""),
     "rule_head": Loader(_rule_head, "", option="head"),
     "datastore": Loader(

@@ -82,11 +82,17 @@ class Entry:
 
 
 def plain_fields(make: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments whose default is a number, a word, a switch or an empty list of numbers, with these defaults."""
+    """The arguments whose default is a number, a word, a switch or a list of numbers, with these defaults.
+
+    A list that is not empty has decimal numbers.
+    """
     defaults = {name: given.default for name, given in inspect.signature(make).parameters.items()}
-    return {
-        name: default for name, default in defaults.items() if isinstance(default, (int, float, str)) or default == ()
-    }
+    settable = lambda value: isinstance(value, (int, float, str)) or _is_list(value)
+    return {name: default for name, default in defaults.items() if settable(default)}
+
+
+def _is_list(default: Any) -> bool:
+    return isinstance(default, tuple) and all(isinstance(item, float) for item in default)
 
 
 def entry_of(kind: type, about: About) -> Entry:
@@ -470,10 +476,11 @@ def _convert(what: str, value: str, default: Any, worded: bool) -> Any:
             return value
         raise ValueError(f"{what} must be true or false, got {value!r}")
     if kind is tuple:
+        number, numbers = (float, "numbers") if default else (int, "whole numbers")
         try:
-            return tuple(int(item) for item in value.split())
+            return tuple(number(item) for item in value.split())
         except ValueError as error:
-            raise ValueError(f"{what} must be whole numbers with spaces between them, got {value!r}") from error
+            raise ValueError(f"{what} must be {numbers} with spaces between them, got {value!r}") from error
     try:
         return kind(value)
     except ValueError as error:

@@ -6,8 +6,8 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import is_id
 from specjax.models.json_file import read_json
 
-PARD, GAD = "pard_token", "mask_token_id"
-"""The keys: AMD's for PARD and PARD-2, and this library's for GAD."""
+PARD, GAD, LUD = "pard_token", "mask_token_id", "lud_pad"
+"""The keys: AMD's for PARD and PARD-2, and this library's for GAD and LUD."""
 
 
 def config_of(draft: Any) -> tuple[Any, dict[str, Any]]:

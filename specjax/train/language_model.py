@@ -37,7 +37,7 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
         raise ValueError(
             f"lm trains autoregressive models, and {target.name} is a diffusion model: `specjax train diffusion` trains it"
         )
-    model = begun(target, options)
+    model = begun("lm", target, options)
     if not isinstance(model.lm, models.LlamaLM):
         raise ValueError(f"lm trains models of this library's parts, and {model.name} is a {type(model.lm).__name__}")
     check_length(options, model.lm)
@@ -53,8 +53,8 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
     return Task(NextToken(lm, sparsity), model.params, None, save)
 
 
-def begun(target: Any, options: TrainOptions) -> Any:
-    """The model before training, in float32, since small updates would be lost in the target's own type."""
+def begun(name: str, target: Any, options: TrainOptions) -> Any:
+    """What a method of this `name` begins with, in float32, since small updates would be lost in the target's own type."""
     if options.draft is not None:
         check_all_tokens(options.draft)
         draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
@@ -65,5 +65,5 @@ def begun(target: Any, options: TrainOptions) -> Any:
         lm = new_draft(options.draft_config, target)
         params = lm.init(jax.random.key(options.seed))
         return dataclasses.replace(target, lm=lm, params=params, name=options.draft_config, generation={})
-    check_plain("lm", target, ", or train a draft model (--draft, --draft-config)")
+    check_plain(name, target, ", or train a draft model (--draft, --draft-config)")
     return dataclasses.replace(target, params=jax.tree.map(lambda x: x.astype(jnp.float32), target.params))

@@ -45,11 +45,11 @@ class TrainOptions(HostOptions):
     )
     draft: str | None = option(
         None,
-        "distill, lm, pard, pard2, gad: the model to start from; acceptance: the model that drafts",
+        "distill, lm, s2d, pard, pard2, gad: the model to start from; acceptance: the model that drafts",
         metavar="MODEL",
     )
     draft_config: str | None = option(
-        None, "distill, lm: the config.json of a small model to train from scratch", metavar="FILE"
+        None, "distill, lm, s2d: the config.json of a small model to train from scratch", metavar="FILE"
     )
     reference: str | None = option(
         None, "distill with keep below 1: an already distilled copy of the start", metavar="MODEL"

@@ -13,8 +13,10 @@ from specjax.draft import ModelDrafter
 from specjax.draft.gad.objective import TrainGad
 from specjax.draft.head import most_frequent
 from specjax.draft.heads.compact_folder import save_compact
+from specjax.draft.lud.objective import TrainLud
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
+from specjax.draft.s2d.objective import TrainS2D
 from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.objectives.next_token import NextToken
@@ -22,9 +24,11 @@ from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
 from specjax.train.gad import gad_task
 from specjax.train.language_model import lm_task
+from specjax.train.lexical_units import lud_task
 from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
+from specjax.train.sorted_draft import s2d_task
 from specjax.train.task import (
     Make,
     Making,
@@ -107,6 +111,8 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
 WHOLE_MODELS: dict[str, Making] = {
     "distill": Making(Distill, _distill),
     "lm": Making(NextToken, lm_task),
+    "s2d": Making(TrainS2D, s2d_task),
+    "lud": Making(TrainLud, lud_task),
     "pard": Making(TrainPard, pard_task),
     "pard2": Making(TrainPard2, pard2_task),
     "gad": Making(TrainGad, gad_task),

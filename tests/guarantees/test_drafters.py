@@ -28,10 +28,10 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Switch
+from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, Switch
 from specjax.state import Finish
 
-_IN_THE_SLOW_SET = {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho", "dflash2"}
+_IN_THE_SLOW_SET = {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho", "dflash2", "s2d", "lud"}
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""
@@ -43,7 +43,7 @@ SLOW = (
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
     "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
-    "lookahead", "cascade", "switch",
+    "lookahead", "cascade", "switch", "s2d", "lud",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -154,7 +154,7 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
     if line.decoder.drafter.alone and not isinstance(
-        line.decoder.drafter, PPD | Jacobi | Lookahead | Switch
+        line.decoder.drafter, PPD | Lud | Jacobi | Lookahead | Switch
     ):  # they learn in every step
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]

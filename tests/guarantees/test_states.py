@@ -60,7 +60,9 @@ READS_BOTH_WAYS = ("diffusion_draft", "diffuspec")
 ELSEWHERE = ("none", "forced", "iad")
 """Drafters that these prompts give nothing to draft right: without a constraint, or without a copy of the prompt."""
 
-OVER = {"stand": "short_conv", "sam": "gated_delta", "aded": "gated_delta", "spec_reason": "short_conv"}
+OVER = {
+    "stand": "short_conv", "sam": "gated_delta", "aded": "gated_delta", "lookahead": "gated_delta", "spec_reason": "short_conv",
+}  # fmt: skip
 """Lines that draft right, or go back, over this mixer, and not over the one whose turn it is."""
 
 

@@ -16,6 +16,7 @@ import specjax
 from specjax.draft import (
     MTP,
     PPD,
+    S2D,
     Aded,
     Cascade,
     Chimera,
@@ -47,6 +48,7 @@ from specjax.draft import (
     Kangaroo,
     Lookahead,
     LSTMSpeculator,
+    Lud,
     Medusa,
     MLPSpeculator,
     ModelDrafter,
@@ -175,6 +177,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-stochastic_beam": ModelDrafter(DRAFT, StochasticBeam(k=2, depth=3)),
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
+    "s2d": S2D(DRAFT, Chain(2), exits=(1, 2), thresholds=(0.7,), queue=5),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -183,6 +186,7 @@ DRAFTERS: dict[str, Drafter] = {
     "diffuspec": DiffuSpec(DRAFT, 95, length=4, least=2, more=2, most=4),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),
+    "lud": Lud(95, unit=3, alpha=0.0),
     "hidden_transfer": HiddenTransfer(layers=(1, 2, 2)),
     "medusa": Medusa(),
     "hydra-prefix": Hydra(TopK(k=2, depth=3, nodes=6), prefix_layer=True),
@@ -386,7 +390,11 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "pard", "gad", "diffusion", "cascade"))},
+    **{
+        name: draft_model
+        for name in DRAFTERS
+        if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade"))
+    },
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},

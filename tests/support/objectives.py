@@ -52,6 +52,7 @@ from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
 from specjax.draft.ppd.objective import TrainPPD
+from specjax.draft.s2d.objective import TrainS2D
 from specjax.draft.speculator.objective import TrainLSTMSpeculator, TrainMLPSpeculator
 from specjax.expand import Chain
 from specjax.objectives.base import Batch
@@ -83,6 +84,7 @@ FIXED = {
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
     "lm": NextToken(tiny.DRAFT),
     "lm_sparsity": NextToken(tiny.BLOCKS, Sparsity(0.3, 4, 0.7)),
+    "s2d": TrainS2D(tiny.TARGET, (1, 2)),
     "joint": Joint(TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)), rank=2),
 }
 DRAWN = {

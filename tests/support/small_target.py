@@ -13,7 +13,21 @@ from support.shapes import changed
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, EXPANDERS
-from specjax.draft import Cascade, Clover2, DiffuSpec, Drafter, ModelDrafter, Pard, Pard2, Rasd, Rest, Switch, Trained
+from specjax.draft import (
+    S2D,
+    Cascade,
+    Clover2,
+    DiffuSpec,
+    Drafter,
+    Lud,
+    ModelDrafter,
+    Pard,
+    Pard2,
+    Rasd,
+    Rest,
+    Switch,
+    Trained,
+)
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
@@ -26,8 +40,9 @@ from specjax.sampling.noise import gumbel
 from specjax.state import Finish
 
 TARGET = LlamaLM(llama_config(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
-DEEP = ("swift", "del", "hidden_transfer")
-"""Drafters that leave out layers, choose among them or enter several: two are enough for the others, and compile sooner."""
+DEEP = ("swift", "del", "hidden_transfer", "s2d")
+"""Drafters that leave out layers, choose among them, enter several or have the first: two are enough for the
+others, and compile sooner."""
 
 PROMPTS = (3, 1, 4, 1, 5, 3, 1, 4), (2,), (9, 9, 4, 10, 9)
 HEATS = 0.0, 1.0, 0.7
@@ -87,16 +102,24 @@ def first_lines() -> list[str]:
     return [next(name for name in lines() if name.partition("-")[0] == drafter) for drafter in DRAFTERS]
 
 
+def layers_of(drafter: Drafter) -> int:
+    """How many layers a line's draft model has: those of its last exit, or one."""
+    return drafter.exits[-1] if isinstance(drafter, S2D) else 1
+
+
 def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
-    """The drafter with a draft model of one layer and the target's vocabulary."""
+    """The drafter with a draft model of one layer, or as many as it needs, and the target's vocabulary."""
     if isinstance(drafter, Fused):
         return dataclasses.replace(drafter, a=smaller(drafter.a, lm), b=smaller(drafter.b, lm))
     if isinstance(drafter, Switch):
         return dataclasses.replace(drafter, members=tuple(smaller(member, lm) for member in drafter.members))
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
-    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | OnePass | Cascade) else {}
+    changes = (
+        {"lm": with_layers(lm, layers_of(drafter))} if isinstance(drafter, ModelDrafter | OnePass | Cascade) else {}
+    )
     changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
+    changes |= {"pad": lm.vocab_size - 1} if isinstance(drafter, Lud) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
     return dataclasses.replace(drafter, **changes)
 
@@ -114,9 +137,9 @@ def weights(lm: LlamaLM = TARGET):
 
 
 def params_of(drafter: Drafter, lm: LlamaLM, said):
-    """The target's parameters and the drafter's: the target's first layer as a draft model, a store of what was `said`."""
+    """The target's parameters and the drafter's: the target's first layers as a draft model, a store of what was `said`."""
     target = weights(lm)
-    draft = {**target, "layers": {0: target["layers"][0]}}
+    draft = {**target, "layers": {i: target["layers"][i] for i in range(layers_of(drafter))}}
     store = lambda: jax.tree.map(jnp.asarray, build(said, lm.vocab_size))
     if isinstance(drafter, Trained):
         made = drafter.bind(lm).init_params(jax.random.key(8), target)

@@ -13,6 +13,7 @@ from support.objectives import DRAWN, FIXED, alone, frozen, packed
 from specjax.diffusion import Learn2PD
 from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.draft import Medusa
+from specjax.draft.lud.objective import TrainLud
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined
 from specjax.draft.pard2.objective import TrainPard2
@@ -37,6 +38,7 @@ OTHERS = {
     "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
     "pard": TrainPard(tiny.TARGET, tiny.DRAFT, mask=31, depths=3),
     "pard2": TrainPard2(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, joined=Joined((-1, 1)), without=0.5),
+    "lud": TrainLud(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, alpha=0.05),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
     "learn2pd": LEARN2PD,
@@ -51,7 +53,7 @@ OTHERS = {
         for name, loss in OF_BATCHES.items()
     },
 }
-WHOLE = "kangaroo", "distill", "lm", "lm_sparsity", "ppd", "hidden_transfer", "acceptance", "joint"
+WHOLE = "kangaroo", "distill", "lm", "lm_sparsity", "s2d", "ppd", "hidden_transfer", "acceptance", "joint"
 """Objectives over the whole vocabulary. Those of the other heads take their means as over fewer tokens."""
 QUICK = "medusa_trimmed", "distill_chosen"
 

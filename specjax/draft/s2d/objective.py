@@ -1,0 +1,59 @@
+"""Sorted fine-tuning (SoFT): every exit of a draft model learns the text under the same norm and head (arXiv:2407.01955)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.s2d.exits import Exits, check_exits
+from specjax.kernels.chunks import chunked
+from specjax.objectives.base import Objective
+from specjax.objectives.losses import surprise
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import positions_at_a_time
+from specjax.sharding import shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainS2D(Objective):
+    """The sum over exits of the cross-entropy of the text's own tokens, each exit with the weight 1.
+
+    No target takes part, so one draft model serves every target of its vocabulary.
+
+    Attributes:
+      lm: the model that is trained.
+      exits: ascending layer counts, the last of which is the whole model.
+    """
+
+    lm: Any
+    exits: tuple[int, ...]
+
+    def __post_init__(self):
+        check_exits(self.exits, self.lm.num_layers)
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
+
+    def init(self, key, target_params):
+        """Random parameters."""
+        return self.lm.init(key)
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        """The loss in nats. `perplexity` is the whole model's; `accuracy_N` is how often N layers say the text's token."""
+        model, block, due = Exits(self.lm, params, None, self.exits, (), None), batch.block(), batch.due(1)
+
+        def compare(inputs):
+            h, labels = inputs
+            logits = model.head(h)
+            right = jax.lax.stop_gradient(jnp.argmax(logits, axis=-1) == labels)
+            return surprise(logits, labels), right.astype(jnp.float32)
+
+        loss, metrics = jnp.zeros(()), {}
+        for exit, h in zip(self.exits, model.streams(block), strict=True):
+            nats, right = chunked(compare, (h[:, :-1], batch.tokens[:, 1:]), positions_at_a_time(batch))
+            loss += mean(nats, due)
+            metrics[f"accuracy_{exit}"] = mean(right, due)
+        perplexity = jnp.exp(mean.whole(nats, due))  # of the whole batch: no mean of the parts' own
+        metrics["perplexity"] = mean(jnp.full_like(nats, perplexity), due)
+        return loss, metrics | {"weight": due.sum()}

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.chains import ALPHA
 from support.published import E, V, draw, toy, write
 from support.published_blocks import MASK, TEXT, Given, behind, proposed, reference, view_of, zlab
 
@@ -17,6 +18,7 @@ from specjax.expand import Chain
 from specjax.models import ModelError
 from specjax.models.model_config import EmbeddingConfig, HeadConfig
 from specjax.objectives.base import Batch
+from specjax.reference import statistics
 from specjax.sampling import Sampler
 
 SIZES = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
@@ -120,6 +122,25 @@ def test_a_token_is_drawn_from_the_candidates_scores(temperature, tmp_path):
         assert (np.asarray(tree.log_q[0, :3] > -np.inf).sum(axis=1) == 5).all()
     else:
         assert path[1:] == scores.argmax(-1).tolist() != logits.argmax(-1).tolist()
+
+
+@pytest.mark.slow
+def test_pairs_of_drafts_have_the_distributions_that_verifiers_are_told(tmp_path):
+    """In 4,000 rows, with five candidates of each slot: the second token's distribution depends on the first token."""
+    head = read_head(write(tmp_path, *second()), "dflash2", DFlash2, toy(), expander=Chain(2))
+    model, _, draft = behind(head, TEXT)
+    tree = proposed(head.drafter, model, draft, 2.0, rows=4000)
+    drawn, told = np.asarray(tree.tokens[:, 1:]), np.exp(np.asarray(tree.log_q, np.float64))
+    counts, joint = np.zeros((V, V)), np.zeros((V, V))
+    np.add.at(counts, tuple(drawn.T), 1)
+    for token in np.unique(drawn[:, 0]):
+        joint[token] = told[0, 0, token] * told[np.argmax(drawn[:, 0] == token), 1]
+    assert 3 <= len(np.unique(drawn[:, 0])) <= 5 and abs(1 - joint.sum()) < 0.01
+    assert statistics.chi_square(counts, joint) > ALPHA
+    told_apart = told[[np.argmax(drawn[:, 0] == token) for token in np.unique(drawn[:, 0])[:2]], 1]
+    assert np.abs(told_apart[0] - told_apart[1]).max() > 0.05
+    shared = np.where(joint > 0, counts.sum(axis=0) * told[0, 0][:, None], 0)
+    assert statistics.chi_square(counts, shared) < ALPHA, "it cannot tell a selector that ignores the token before"
 
 
 def test_factors_of_a_file_are_of_the_bare_tables(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from support.published import E, V, decoder_layer, draw, llama, toy
@@ -93,13 +94,14 @@ def view_of(text):
     return View(tokens, jnp.asarray([len(text)]), jnp.ones((1,), bool), None, 4)
 
 
-def proposed(drafter, model, draft, temperature):
-    """The tree below TEXT, with the distributions of its draws."""
-    view = dataclasses.replace(view_of(TEXT), keep_q=True)
-    rows = SamplingArrays.make(1, temperature=temperature)
-    return drafter.propose(
-        model, draft, view, Sampler(row_keys(0, ["a"]), view.tokens, view.length, view.live, rows)
-    ).tree
+def proposed(drafter, model, draft, temperature, rows=1):
+    """The trees below TEXT in some rows, each with its own noise, and the distributions of their draws."""
+    many = lambda x: jnp.repeat(x, rows, axis=0)
+    draft, view = jax.tree.map(many, (draft, view_of(TEXT)))
+    keys = row_keys(0, [str(row) for row in range(rows)])
+    sampling = SamplingArrays.make(rows, temperature=temperature)
+    sampler = Sampler(keys, view.tokens, view.length, view.live, sampling)
+    return drafter.propose(model, draft, dataclasses.replace(view, keep_q=True), sampler).tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_a_unit_is_no_longer_where_alpha_is_higher():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3, 16)) * 3, jnp.float32)
     chances = np.asarray(jax.nn.softmax(logits)).max(axis=2)
     before = np.full(8, 3)
-    for alpha in (0.0, 0.3, 0.5, 0.7, 1.0):
+    for alpha in (0.3, 0.7, 1.0):
         count, tokens = drafted(Lud(PAD, alpha=alpha), logits)
         assert count.tolist() == [([*row, False]).index(False) for row in (chances >= alpha).tolist()]
         assert (np.asarray(count) <= before).all()

@@ -38,7 +38,7 @@ OTHERS = {
     "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
     "pard": TrainPard(tiny.TARGET, tiny.DRAFT, mask=31, depths=3),
     "pard2": TrainPard2(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, joined=Joined((-1, 1)), without=0.5),
-    "lud": TrainLud(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, alpha=0.05),
+    "lud": TrainLud(tiny.TARGET, tiny.TARGET, mask=31, depths=3, alpha=0.01),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
     "learn2pd": LEARN2PD,

@@ -49,11 +49,9 @@ class TrainS2D(Objective):
             right = jax.lax.stop_gradient(jnp.argmax(logits, axis=-1) == labels)
             return surprise(logits, labels), right.astype(jnp.float32)
 
-        loss, metrics = jnp.zeros(()), {}
-        for exit, h in zip(self.exits, model.streams(block), strict=True):
-            nats, right = chunked(compare, (h[:, :-1], batch.tokens[:, 1:]), positions_at_a_time(batch))
-            loss += mean(nats, due)
-            metrics[f"accuracy_{exit}"] = mean(right, due)
-        perplexity = jnp.exp(mean.whole(nats, due))  # of the whole batch: no mean of the parts' own
-        metrics["perplexity"] = mean(jnp.full_like(nats, perplexity), due)
-        return loss, metrics | {"weight": due.sum()}
+        size = positions_at_a_time(batch)
+        told = [chunked(compare, (h[:, :-1], batch.tokens[:, 1:]), size) for h in model.streams(block)]
+        loss = sum((mean(nats, due) for nats, _ in told), jnp.zeros(()))
+        metrics = {f"accuracy_{exit}": mean(right, due) for exit, (_, right) in zip(self.exits, told, strict=True)}
+        perplexity = jnp.exp(mean.whole(told[-1][0], due))  # of the whole batch: no mean of the parts' own
+        return loss, metrics | {"perplexity": mean(jnp.full_like(told[-1][0], perplexity), due), "weight": due.sum()}

@@ -48,13 +48,17 @@ class S2D(ModelDrafter):
     A level of the tree leaves at the first exit whose largest probability, over all of the level's nodes, is above the
     exit's threshold. So a chain goes deeper token by token, and the frontier of a tree as a whole. A row's exit depends
     on no other row. Deeper layers run if any row needs them, as one scalar branch. Tokens that left early then pass
-    them too, from their residual streams: drafted ones, and committed ones in a queue. Once the queue has passed the
-    last layer, or may overflow, it moves to the cache.
+    them too, from their residual streams: drafted ones, and committed ones in a queue.
+
+    The queue moves to the cache in a step whose first level passes all layers, or that finds it nearly full. A later level
+    that goes deeper passes the queue too, and does not keep that: only the first level's work is known when a tree is
+    done. The authors have a queue at each exit; this one is at the first, and passes are as wide as it is in any case.
 
     Attributes:
       exits: ascending layer counts, the last of which is the whole model. Empty: half of the layers, three quarters and
         all.
-      thresholds: a probability for each exit but the last, which every level may leave at; one number is for all.
+      thresholds: a probability for each exit but the last, which every level may leave at; one number is for all. The
+        largest probability must be above it, so that a threshold of 1 is the whole model.
       queue: Q, at least D + 1.
     """
 

@@ -98,8 +98,11 @@ class TunixRollout:
 
     Tunix repeats each prompt by itself. Runs of equal prompts are read once.
 
+    Tunix makes it with the module that it trains, and hands new weights on only to an engine with another module. So
+    `model` is another one. The first call takes what the trainer's module has by then, such as a checkpoint's weights.
+
     Args:
-      rollout_actor: the module whose state holds the target's parameters.
+      rollout_actor: the module that is trained; its state holds the target's parameters.
       tokenizer: with `encode`, `decode`, `bos_id`, `eos_id` and `pad_id`, as Tunix wraps every tokenizer.
       mesh: Tunix's; the decoder's own mesh counts.
       rollout_config: Tunix's `RolloutConfig`.
@@ -123,11 +126,13 @@ class TunixRollout:
         self.mesh = decoder.mesh
         self.calls = 0
         self.temperature = getattr(rollout_config, "temperature", 1.0)
-        self._actor, self._others = rollout_actor, {"draft": None, **(others or {})}
-        self._flat = _flat(nnx.state(rollout_actor, nnx.Param))
+        self._trained: nnx.Module | None = rollout_actor
+        self._others = {"draft": None, **(others or {})}
+        graph, state = nnx.split(rollout_actor)
+        self._actor = nnx.merge(graph, jax.tree.map(jnp.copy, state))
         dtype = getattr(rollout_config, "data_type", None)
         typed = lambda x: x if dtype is None else x.astype(dtype)
-        self.params = self._placed(jax.tree.map(typed, target(self._flat)))
+        self.params = self._placed(jax.tree.map(typed, target(_flat(nnx.state(self._actor, nnx.Param)))))
 
     def generate(self, prompts: list[str], rollout_config: Any, **more: Any) -> Output:
         """Samples a completion of each prompt.
@@ -139,6 +144,7 @@ class TunixRollout:
           rollout_config: Tunix's `RolloutConfig`.
           **more: nothing is read.
         """
+        self._begin()
         config, ids = rollout_config, [self._encode(text) for text in prompts]
         width = _columns(ids, config.max_prompt_length)
         pad = self.pad_id()
@@ -179,6 +185,7 @@ class TunixRollout:
           prompt_tokens: `[B, P]`, padded on the left.
           completion_tokens: `[B, T]`, padded on the right; what stands at padding means nothing.
         """
+        self._begin()
         heat = jnp.float32(self.temperature)
         return _scores(
             self.decoder.target, self.params["target"], prompt_tokens, completion_tokens, self.pad_id(), heat
@@ -194,14 +201,15 @@ class TunixRollout:
         Raises:
           ValueError: for an array that the actor's state does not have.
         """
-        new = _flat(params)
-        if unknown := [path for path in new if path not in self._flat]:
+        self._begin()
+        new, own = _flat(params), _flat(nnx.state(self._actor, nnx.Param))
+        if unknown := [path for path in new if path not in own]:
             raise ValueError(
                 f"the actor has no parameter {_named(unknown[0])}: pass a state of the actor, or a part of it"
             )
-        self._flat = {**self._flat, **new}
+        nnx.update(self._actor, params)
         put = lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding)
-        self.params = {**self.params, "target": jax.tree.map(put, self.target(self._flat), self.params["target"])}
+        self.params = {**self.params, "target": jax.tree.map(put, self.target({**own, **new}), self.params["target"])}
 
     def pad_id(self) -> int:
         """The id of padding."""
@@ -212,8 +220,14 @@ class TunixRollout:
         return self.tokenizer.eos_id()
 
     def model(self) -> nnx.Module:
-        """The actor."""
+        """A module like the one that is trained, with the weights of the last update."""
         return self._actor
+
+    def _begin(self):
+        """Takes the weights of the trainer's module, once."""
+        if self._trained is not None:
+            trained, self._trained = self._trained, None
+            self.update_params(nnx.state(trained, nnx.Param))
 
     def _placed(self, target):
         """The decoder's parameters where they stay, committed to these devices as later ones are."""

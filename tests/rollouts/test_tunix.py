@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax.traverse_util import flatten_dict
 from support.conformance import DRAFTERS, TARGET, params, same
 from support.margin import teacher_forced
 
@@ -36,8 +38,8 @@ def config(**options):
     return SimpleNamespace(**usual | options)
 
 
-def made(drafter=None, others=None, **options):
-    actor = Actor(TARGET, params()["target"])
+def made(drafter=None, others=None, actor=None, **options):
+    actor = actor or Actor(TARGET, params()["target"])
     decoder = specjax.speculative(TARGET, drafter)
     given = {"rollout_actor": actor, "tokenizer": Words(), "mesh": None, "rollout_config": config(**options)}
     return TunixRollout(decoder=decoder, others=others, **given)
@@ -87,6 +89,22 @@ def test_a_part_of_the_parameters_changes_those_alone():
         own.update_params({"weights": {"nothing": jnp.ones(3)}})
 
 
+def test_the_first_call_takes_what_the_trainer_has_read_since():
+    """Tunix reads a checkpoint into its module after it has made the engine."""
+    actor = Actor(TARGET, params()["target"])
+    own, times = made(actor=actor), lambda factor: jax.tree.map(lambda x: x * factor, nnx.state(actor, nnx.Param))
+    nnx.update(actor, times(0.5))
+    own.update_params({})
+    wanted = jax.tree.map(lambda x: x * 0.5, params()["target"])
+    chex.assert_trees_all_equal(own.params["target"], wanted)
+    nnx.update(actor, times(3.0))
+    own.update_params({})
+    chex.assert_trees_all_equal(own.params["target"], wanted)
+    own.update_params(nnx.state(actor, nnx.Param))
+    state = nnx.to_pure_dict(nnx.state(own.model(), nnx.Param))
+    chex.assert_trees_all_equal(tunix.target_of(flatten_dict(state)), own.params["target"])
+
+
 @pytest.mark.parametrize(
     ("ids", "size"),
     (([[1], [1], [2], [2]], 2), ([[1], [1], [1], [2]], 1), ([[1], [1], [1], [1], [2], [2]], 2), ([[1]] * 3, 3)),
@@ -122,13 +140,14 @@ def test_the_actor_sees_no_padding():
 def test_tunix_takes_it_and_scores_alike():
     """Of the real package: its type of engine, its configuration, its weights' way, and its trainer's log-probabilities."""
     base = pytest.importorskip("tunix.rl.rollout.base_rollout", reason="Tunix is missing: pip install 'specjax[tunix]'")
-    from tunix.rl import common
+    from tunix.rl import common, utils
 
     actor, decoder = Actor(TARGET, params()["target"]), specjax.speculative(TARGET, DRAFTERS["suffix-shared"])
     taken = base.RolloutConfig(max_tokens_to_generate=NEW, max_prompt_length=WIDTH, return_logprobs=True)
     made = tunix.engine(decoder)
     assert issubclass(made.func, base.BaseRollout)
     own = made(rollout_actor=actor, tokenizer=Words(), mesh=None, rollout_config=taken)
+    assert not utils.is_sharing_weights(actor, own.model())  # otherwise `RLLearner` never syncs weights
     with jax.transfer_guard_device_to_host("disallow_explicit"), jax.transfer_guard_host_to_device("disallow_explicit"):
         own.update_params(nnx.state(actor, (nnx.Param,)), (nnx.Param,))  # as `RLCluster.sync_weights` does
     out = own.generate(PROMPTS, taken)

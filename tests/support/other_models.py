@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from specjax.models import hf_config
 
@@ -59,8 +60,8 @@ def of_page(library):
     return names
 
 
-def tunix(family):
-    """A module of Tunix, its parameters, and its logits `[B, T, V]` of tokens `[B, T]` and parameters.
+def tunix_net(family):
+    """A module of Tunix and its config.
 
     Tunix's own `__init__`, which imports its trainers and what they need, is left out."""
     spec = importlib.machinery.PathFinder.find_spec("tunix")
@@ -74,8 +75,6 @@ def tunix(family):
     model = pytest.importorskip(
         f"tunix.models.{module}.model", reason="Tunix lacks a package: pip install 'specjax[tunix]'"
     )
-    from flax import nnx
-
     config = config_of(family)
     own = config.near
     sizes = {
@@ -97,7 +96,12 @@ def tunix(family):
         }  # fmt: skip
     if family == "gemma3_text":
         sizes |= {"global_base_frequency": 1_000_000, "param_dtype": jnp.float32}
-    net = getattr(model, kind)(model.ModelConfig(**sizes), rngs=nnx.Rngs(0))
+    return config, getattr(model, kind)(model.ModelConfig(**sizes), rngs=nnx.Rngs(0))
+
+
+def tunix(family):
+    """The config of a module of Tunix, its parameters, and its logits `[B, T, V]` of parameters and tokens `[B, T]`."""
+    config, net = tunix_net(family)
     graph, params = nnx.split(net)
 
     def forward(params, tokens):

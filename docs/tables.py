@@ -82,7 +82,7 @@ def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
 def tokens_per_step(sampling: str) -> dict[str, float]:
     """Of every drafter that was measured on `tiny`, `greedy` or `sampled`; of several figures the one of the common run."""
     found: dict[str, float] = {}
-    later = (f"drafters/{name}_{sampling}" for name in ("halves", "later", "speculators"))
+    later = (f"drafters/{name}_{sampling}" for name in ("halves", "later", "newer", "speculators"))
     for file in (f"joined/{sampling}", f"lookups/{sampling}", *later, f"drafters/{sampling}"):
         found |= measured(f"{file}.json", "decoder", "tokens_per_step")
     return found

@@ -3,6 +3,7 @@
 python experiments/drafters/report.py
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -63,9 +64,9 @@ def before() -> str:
     return "\n".join(lines)
 
 
-def later() -> str:
+def beside(name: str) -> str:
     """What was measured beside other work: no speeds."""
-    greedy, sampled = (json.loads((HERE / f"later_{name}.json").read_text())["rows"] for name in ("greedy", "sampled"))
+    greedy, sampled = (json.loads((HERE / f"{name}_{how}.json").read_text())["rows"] for how in ("greedy", "sampled"))
     assert all(row["identical_text"] for row in (*greedy, *sampled))
     accepted = "accepted at least 1, 2, 3 ..."
     lines = [
@@ -84,7 +85,7 @@ def later() -> str:
 
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    own = {"trees": trees, "before": before, "later": later}
+    own = {"trees": trees, "before": before} | {name: functools.partial(beside, name) for name in ("later", "newer")}
     made = lambda name: own[name]() if name in own else table(name)
     new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)

@@ -16,6 +16,7 @@ def test_the_page_says_what_the_reports_do():
 
 HEADS = (
     "kangaroo", "mtp", "dflash", "dspark", "jetspec", "peagle", "ppd", "clover2", "mlp_speculator", "lstm_speculator", "fspad",
+    "clover", "falcon", "griffin", "hidden_transfer", "domino", "dflash2",
 )  # fmt: skip
 
 

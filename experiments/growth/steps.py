@@ -51,6 +51,7 @@ def measured(sizes: Sizes) -> dict[str, float]:
     the one of jobs: steps in a loop, with the state donated. Its bytes are temporary ones and outputs, of one device.
     """
     decoder, params, state = made(sizes)
+    jax.clear_caches()  # another axis may have had these sizes
     began = time.process_time()
     program = decoding.run_program.lower(decoder, params, state, np.int32(STEPS), np.int32(1)).compile()
     compiling = time.process_time() - began

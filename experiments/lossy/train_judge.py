@@ -11,6 +11,8 @@ import argparse
 import dataclasses
 import itertools
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,12 +24,27 @@ from specjax import Engine, models
 from specjax.draft.heads.folder import save_head
 from specjax.evaluate.statistics import auroc
 from specjax.lm import Block, Wants
-from specjax.tasks import FAMILIES, Mixture, Question, check, messages
+from specjax.tasks import Mixture, check, messages
 from specjax.verify import Judge
 from specjax.verify.judge import score
 
 PROMPT, ANSWER, ROWS = 160, 64, 16
 """Tokens of the longest prompt and answer that are used, and texts that are read together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A question whose answers can be checked.
+
+    Attributes:
+      family: its kind, for statistics.
+      messages: what is asked.
+      right: whether a text is a right answer.
+    """
+
+    family: str
+    messages: list[dict[str, str]]
+    right: Callable[[str], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +59,16 @@ class Token:
       feature: `[E]`, what the target makes of it, after the final norm.
     """
 
-    question: Question
+    question: Asked
     prompt: tuple[int, ...]
     before: tuple[int, ...]
     token: int
     feature: np.ndarray
 
 
-def right_answers(engine: Engine, questions: list[Question]) -> list[tuple[Question, tuple[int, ...], list[int]]]:
+def right_answers(engine: Engine, questions: list[Asked]) -> list[tuple[Asked, tuple[int, ...], list[int]]]:
     """Questions that the target answers rightly: question, prompt and answer, EOS included."""
-    asked = [(question, engine.encode(messages(question))) for question in questions]
+    asked = [(question, engine.encode(question.messages)) for question in questions]
     asked = [(question, ids) for question, ids in asked if len(ids) <= PROMPT]
     requests = [engine.request(list(ids), max_new_tokens=ANSWER) for _, ids in asked]
     records = engine.run(requests, batch_size=32)
@@ -59,12 +76,13 @@ def right_answers(engine: Engine, questions: list[Question]) -> list[tuple[Quest
     return [
         (question, ids, record.tokens)
         for question, ids, record in done
-        if record.finish_reason == "eos" and check(question, record.text)
+        if record.finish_reason == "eos" and question.right(record.text)
     ]
 
 
-def other_tokens(engine: Engine, draft: Any, answers: list, key: jax.Array) -> list[Token]:
-    """What the draft would have written along the answers, and the target did not."""
+def other_tokens(engine: Engine, draft: tuple[Any, Any], answers: list, key: jax.Array) -> list[Token]:
+    """What the draft, a model and its parameters, would have written along the answers, and the target did not."""
+    drafts, drafted_by = draft
     lm, params = engine.model.lm, engine.model.params
 
     @jax.jit
@@ -75,7 +93,7 @@ def other_tokens(engine: Engine, draft: Any, answers: list, key: jax.Array) -> l
         slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
         text = Block(tokens, slots, jnp.zeros((rows,), jnp.int32))
         at = first[:, None] + jnp.arange(ANSWER)
-        q = draft.lm(draft.params, text, None, wants=Wants(logits=True)).logits
+        q = drafts(drafted_by, text, None, wants=Wants(logits=True)).logits
         q = jnp.take_along_axis(q, at[:, :, None], axis=1)
         drafted = jnp.stack([jnp.argmax(q, axis=-1), jax.random.categorical(key, q)], axis=2).astype(jnp.int32)
         # a drafted token sees the text up to its slot, and itself
@@ -116,7 +134,7 @@ def labels(engine: Engine, tokens: list[Token]) -> np.ndarray:
         zip(going_on, (record.tokens for record in engine.run(requests, batch_size=32)), strict=True)
     )
     texts = [decode([*each.before, each.token, *behind.get(index, ())]) for index, each in enumerate(tokens)]
-    return np.array([check(each.question, text) for each, text in zip(tokens, texts, strict=True)])
+    return np.array([each.question.right(text) for each, text in zip(tokens, texts, strict=True)])
 
 
 def fit(features: np.ndarray, right: np.ndarray, steps: int, decay: float) -> Any:
@@ -145,6 +163,52 @@ def fit(features: np.ndarray, right: np.ndarray, steps: int, decay: float) -> An
     return params
 
 
+def trained(
+    engine: Engine,
+    draft: tuple[Any, Any],
+    questions: list[Asked],
+    most: int = 1600,
+    steps: int = 1000,
+    decay: float = 1e-2,
+    seed: int = 7,
+) -> Any:
+    """The head's parameters; says on the way what it was fitted to, and how well it judges questions that it did not see.
+
+    Args:
+      engine: the target's.
+      draft: a draft model and its parameters.
+      questions: what is asked.
+      most: tokens that are labelled at most.
+      steps: of the fit.
+      decay: weight of the kernel's square.
+      seed: of drawn tokens, and of those that are labelled.
+    """
+    answers = right_answers(engine, questions)
+    print(f"{len(answers)} of {len(questions)} questions are short enough and answered rightly", flush=True)
+    tokens = other_tokens(engine, draft, answers, jax.random.key(seed))
+    print(f"{len(tokens)} drafted tokens are not the target's", flush=True)
+    tokens = random.Random(seed).sample(tokens, min(most, len(tokens)))
+    right = labels(engine, tokens)
+    features = np.stack([each.feature for each in tokens])
+    # every fifth question is judged by a head that was fitted to the others; the one that is kept is fitted to all
+    numbers = {id(question): number for number, question in enumerate(questions)}
+    fold = np.array([numbers[id(each.question)] % 5 for each in tokens])
+    chance = np.zeros(len(tokens))
+    for number in range(5):
+        others = fit(features[fold != number], right[fold != number], steps, decay)
+        chance[fold == number] = jax.nn.sigmoid(score(others, features[fold == number]))
+    print(
+        f"{len(tokens)} tokens, {right.mean():.1%} right; by heads that did not see their questions: {auroc(chance, right)}"
+    )
+    for family in dict.fromkeys(question.family for question in questions):
+        own = np.array([each.question.family == family for each in tokens])
+        print(f"  {family}: {own.sum()} tokens, {right[own].mean():.1%} right" if own.any() else f"  {family}: none")
+    for threshold in (0.5, 0.7, 0.9):
+        kept = chance > threshold
+        print(f"  above {threshold}: {kept.mean():.1%} kept, {right[kept].mean():.1%} of them right")
+    return fit(features, right, steps, decay)
+
+
 def main() -> None:
     """Asks, labels, fits and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,31 +223,10 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine(options.target, drafter=f"draft:model={options.draft}", dtype="float32")
     draft = models.load(options.draft, dtype="float32")
-    questions = list(itertools.islice(Mixture(options.seed, levels=(1, 2)).stream(), options.questions))
-    answers = right_answers(engine, questions)
-    print(f"{len(answers)} of {len(questions)} questions are short enough and answered rightly", flush=True)
-    tokens = other_tokens(engine, draft, answers, jax.random.key(options.seed))
-    print(f"{len(tokens)} drafted tokens are not the target's", flush=True)
-    tokens = random.Random(options.seed).sample(tokens, min(options.tokens, len(tokens)))
-    right = labels(engine, tokens)
-    features = np.stack([each.feature for each in tokens])
-    # every fifth question is judged by a head that was fitted to the others; the one that is kept is fitted to all
-    numbers = {id(question): number for number, question in enumerate(questions)}
-    fold = np.array([numbers[id(each.question)] % 5 for each in tokens])
-    chance = np.zeros(len(tokens))
-    for number in range(5):
-        others = fit(features[fold != number], right[fold != number], options.steps, options.decay)
-        chance[fold == number] = jax.nn.sigmoid(score(others, features[fold == number]))
-    print(
-        f"{len(tokens)} tokens, {right.mean():.1%} right; by heads that did not see their questions: {auroc(chance, right)}"
-    )
-    for family in FAMILIES:
-        own = np.array([each.question.family == family for each in tokens])
-        print(f"  {family}: {own.sum()} tokens, {right[own].mean():.1%} right" if own.any() else f"  {family}: none")
-    for threshold in (0.5, 0.7, 0.9):
-        kept = chance > threshold
-        print(f"  above {threshold}: {kept.mean():.1%} kept, {right[kept].mean():.1%} of them right")
-    params = fit(features, right, options.steps, options.decay)
+    drawn = itertools.islice(Mixture(options.seed, levels=(1, 2)).stream(), options.questions)
+    questions = [Asked(each.family, messages(each), partial(check, each)) for each in drawn]
+    how = options.tokens, options.steps, options.decay, options.seed
+    params = trained(engine, (draft.lm, draft.params), questions, *how)
     save_head(options.output, Judge.about.name, {}, params, engine.model, "float16")
 
 

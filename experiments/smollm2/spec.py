@@ -25,7 +25,7 @@ RUNS = {
     "one_row": f"--samples 2 --max-new-tokens 64 --drafter {UNTRAINED},{TRAINED} --peer transformers,llama.cpp",
     "eight_rows": f"--samples 8 --max-new-tokens 64 --batch-size 8 --drafter prompt_lookup,suffix,{TRAINED} "
     "--peer transformers",
-    "sampled": "--samples 2 --max-new-tokens 64 --temperature 1 --drafter prompt_lookup,draft,eagle3",
+    "sampled": f"--samples 2 --max-new-tokens 64 --temperature 1 --drafter prompt_lookup,{TRAINED}",
 }
 TITLES = {
     "peers": "One row, greedy, nothing beside",

@@ -31,7 +31,18 @@ from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, Switch
 from specjax.state import Finish
 
-_IN_THE_SLOW_SET = {"rasd", "diffusion_draft", "gad", "griffin", "clover", "hidden_transfer", "gumiho", "dflash2", "s2d", "lud"}
+_IN_THE_SLOW_SET = {
+    "rasd",
+    "diffusion_draft",
+    "gad",
+    "griffin",
+    "clover",
+    "hidden_transfer",
+    "gumiho",
+    "dflash2",
+    "s2d",
+    "lud",
+}
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
 its parts alone."""

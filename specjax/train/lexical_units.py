@@ -30,8 +30,10 @@ def lud_task(target: Any, options: TrainOptions, read: Read) -> Task:
         )
     check_plain("lud", target)
     (fields,) = fields_of(options.drafter, TrainLud)
-    pad = chosen_mask(target, fields.pop("mask", -1), named_mask(target, LUD), "lud")
-    if pad >= target.lm.vocab_size:
+    if (asked := fields.pop("mask", -1)) >= target.lm.vocab_size:
+        raise ValueError(f"lud: mask {asked} is outside the {target.lm.vocab_size} tokens of {target.name!r}")
+    pad = chosen_mask(target, asked, named_mask(target, LUD), "lud")
+    if pad == target.lm.vocab_size:
         raise ValueError(f"lud: {target.name} has no spare token for pads: name one that no text has, as lud:mask=7")
     check_length(options, target.lm)
     objective = TrainLud(target.lm, target.lm, mask=pad, **fields, **divergence_of(options))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from specjax import models
-from specjax.draft.s2d.exits import check_exits, usual_exits
+from specjax.draft.s2d.exits import usual_exits
 from specjax.draft.s2d.folder import EXITS, named_exits
 from specjax.draft.s2d.objective import TrainS2D
 from specjax.sharding.distributed import is_first
@@ -44,7 +44,7 @@ def s2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
         )
     if target.masked is not None:
         raise ValueError(f"s2d trains autoregressive models, and {target.name} is a diffusion model")
-    if own and not fields:
+    if own and not fields.get("exits"):
         raise ValueError(
             f"s2d begins with the first of {target.name}'s {target.lm.num_layers} layers: say which with s2d:exits=6 9 12, "
             "or give --draft"
@@ -54,8 +54,11 @@ def s2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
         raise ValueError(f"s2d trains models of this library's parts, and {model.name} is a {type(model.lm).__name__}")
     named = {} if options.draft_config is not None or own else named_exits(model)
     exits = fields.get("exits") or named.get("exits") or usual_exits(model.lm.num_layers)
+    if list(exits) != sorted({*exits}) or exits[0] < 1 or exits[-1] > model.lm.num_layers:
+        raise ValueError(
+            f"s2d: exits must ascend from 1 to at most the {model.lm.num_layers} layers of {model.name}, got {exits}"
+        )
     model = first_layers(model, exits[-1])
-    check_exits(exits, model.lm.num_layers)
     check_length(options, model.lm)
     lm, tokenizer, eos_ids = model.lm, target.tokenizer, target.eos_ids
 

@@ -14,8 +14,8 @@ from support.conformance import texts
 from support.objectives import packed
 
 import specjax
+from specjax import cli, models
 from specjax import decoder as decoding
-from specjax import models
 from specjax.assembly import registry
 from specjax.draft import Lud, View
 from specjax.draft.lud import pads
@@ -164,7 +164,9 @@ def test_the_command_trains_the_target(tmp_path, capsys):
     run = tiny.training(tmp_path)
     for words, said in (
         (("lud",), "target has no spare token for pads: name one that no text has, as lud:mask=7"),
+        (("lud:mask=32",), "lud: mask 32 is outside the 32 tokens of 'target'"),
         (("lud:mask=31,alpha=2",), "alpha must lie in"),
+        (("lud:mask=31,depths=0",), "lud: depths must be at least 1, got 0"),
         (("lud", "--draft", tmp_path / "draft"), "--draft is not for lud, which trains the target"),
     ):  # fmt: skip
         assert run(*words) == 2 and said in capsys.readouterr().err
@@ -174,3 +176,8 @@ def test_the_command_trains_the_target(tmp_path, capsys):
     assert registry.build_drafter("lud:unit=3", trained)[0].pad == 31
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained.params, tiny.target_params())
     assert 0 < max(jax.tree.leaves(moved)) < 0.1
+    named = ["--target", str(tmp_path / "target")]
+    given = ["--data", str(tmp_path / "data.jsonl"), "--length", "12", "--output", str(tmp_path / "features")]
+    assert cli.main(["capture", "medusa", *named, *given]) == 0
+    given = ["--features", str(tmp_path / "features"), "--steps", "2", "--batch-size", "4"]
+    assert cli.main(["train", "lud:mask=31,alpha=0.1", *named, *given, "--output", str(tmp_path / "captured")]) == 0

@@ -178,3 +178,10 @@ def test_bad_dflash2_files_are_one_line_each(tmp_path):
         read_head(write(tmp_path, *zlab()), "dflash2", DFlash2, toy())
     with pytest.raises(ModelError, match="a head with convolutions is for another drafter than dflash"):
         read_head(write(tmp_path, *second(architectures=["DFlashDraftModel"])), "dflash", DFlash, toy())
+    for factor in ({"input_embedding_scale": 2.0}, {"output_multiplier": 0.5}, {"final_logit_softcapping": 30.0}):
+        with pytest.raises(ModelError, match=f"{next(iter(factor))} is .*: only heads of dflash2 have factors"):
+            read_head(write(tmp_path, *zlab(**factor)), "dflash", DFlash, toy())
+    lm = toy().lm
+    capped = toy(dataclasses.replace(lm, config=lm.config.every(HeadConfig, soft_cap=30.0)))
+    same = zlab(final_logit_softcapping=30.0, output_multiplier=1.0)
+    assert read_head(write(tmp_path, *same), "dflash", DFlash, capped).drafter.block == 4

@@ -47,7 +47,10 @@ def test_the_command_trains_the_first_layers_of_a_target(tmp_path, capsys):
     run = tiny.training(tmp_path)
     for words, said in (
         (("s2d",), "s2d begins with the first of .* 2 layers: say which with s2d:exits="),
-        (("s2d:exits=1 4",), "end with all 2 layers"),
+        (("s2d:exits=",), "say which with s2d:exits="),
+        (("s2d:exits=1 4",), "ascend from 1 to at most the 2 layers of target, got .1, 4."),
+        (("s2d:exits=0",), "ascend from 1 to at most the 2 layers of target, got .0,."),
+        (("s2d:exits=2 1",), "ascend from 1 to at most the 2 layers of target, got .2, 1."),
         (("s2d:exits=1", "--loss", "tvd"), "--loss is not for s2d"),
     ):
         assert run(*words) == 2

@@ -121,6 +121,15 @@ def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
     if config.get("attention_sink_bias") or config.get("use_swa"):
         key = "attention_sink_bias" if config.get("attention_sink_bias") else "dflash_config.use_swa"
         raise ModelError(f"{reader.file}: {key} is on; only heads without it are supported")
+    neutral = {
+        "input_embedding_scale": 1,
+        "output_multiplier": 1,
+        "final_logit_softcapping": target.lm.config.head.soft_cap,
+    }
+    if key := next((key for key, usual in neutral.items() if (config.get(key) or usual) != usual), None):
+        raise ModelError(
+            f"{reader.file}: {key} is {config[key]!r}: only heads of dflash2 have factors and caps other than the target's"
+        )
     layers = config.get("num_target_layers", target.lm.num_layers)
     if layers != target.lm.num_layers:
         raise ModelError(

@@ -25,7 +25,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         raise ModelError(
             f"{reader.file}: {_SIZES[wrong]} is {sizes[wrong]!r}, and must be a size above 0 (without it, it is a dflash)"
         )
-    fields, params = read_block(reader, config, target)
+    fields, params = read_block(reader, {key: x for key, x in config.items() if key not in _FACTORS}, target)
     width, vocab, rank = fields["config"].hidden_size, target.lm.vocab_size, sizes["rank"]
     if "ids" in params:
         raise ModelError(f"{reader.file}: draft_vocab_size: DFlash 2 selects among all of the target's {vocab} tokens")

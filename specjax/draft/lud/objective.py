@@ -23,6 +23,8 @@ class TrainLud(TrainPard):
       alpha: see above.
     """
 
+    starts_from_layers = True
+
     depths: int = 4
     alpha: float = 0.9
 

@@ -111,10 +111,11 @@ class TrainPard(OfDraft):
     least: float = 0.2
 
     def __post_init__(self):
+        name = type(self).__name__.removeprefix("Train").lower()
         if self.depths < 1:
-            raise ValueError(f"pard: depths must be at least 1, got {self.depths}")
+            raise ValueError(f"{name}: depths must be at least 1, got {self.depths}")
         if not (0 <= self.keep <= 1 and 0 <= self.least <= 1):
-            raise ValueError(f"pard: keep and least must lie in [0, 1], got {self.keep} and {self.least}")
+            raise ValueError(f"{name}: keep and least must lie in [0, 1], got {self.keep} and {self.least}")
 
     @property
     def reads(self):

@@ -1,7 +1,6 @@
 """The loss of a model by its parameters N and its training tokens D."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,15 +42,15 @@ class LossFit:
 
     @classmethod
     def fitted(cls, points: Sequence[Point]) -> "LossFit":
-        """The best of several starts: the least Huber loss of the logarithms' differences."""
+        """The better of two starts: the least Huber loss of the logarithms' differences."""
         n, d, loss = (np.log([getattr(point, name) for point in points]) for name in ("parameters", "tokens", "loss"))
 
         def differences(theta):
             e, big_a, a, big_b, b = theta
             return np.logaddexp(np.logaddexp(e, big_a - a * n), big_b - b * d) - loss
 
-        starts = itertools.product((-4.0, -1.0), (0.0, 5.0), (0.3, 1.0), (0.0, 5.0), (0.3, 1.0))
-        found = [least_squares(differences, start, loss="huber", f_scale=DELTA, max_nfev=5000) for start in starts]
+        starts = [(-1.0, 5.0, slope, 5.0, slope) for slope in (0.3, 1.0)]
+        found = [least_squares(differences, start, loss="huber", f_scale=DELTA, max_nfev=500) for start in starts]
         e, big_a, a, big_b, b = min(found, key=lambda one: one.cost).x
         return cls(*(float(x) for x in (np.exp(e), np.exp(big_a), a, np.exp(big_b), b)))
 

@@ -42,13 +42,15 @@ def as_captured(objective, top_k=0):
 
 
 def test_which_objectives_run_the_target_themselves():
-    """And `lm` reads nothing of it."""
+    """And `lm` and `s2d` read nothing of it."""
     assert {name for name in ALL if name not in CAPTURED} == {
         "gemma4_assistant",
         "hidden_transfer",
         "joint",
         "lm",
+        "lm_sparsity",
         "ppd",
+        "s2d",
     }
 
 

@@ -12,7 +12,7 @@ from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
-from specjax.draft.masks_on_disk import GAD, LUD, PARD, read_mask
+from specjax.draft.masks_on_disk import GAD, LUD, PARD, named_mask, read_mask
 from specjax.draft.padded import PaddedLM
 from specjax.draft.s2d.folder import named_exits
 from specjax.lm import check_both_encode, encodes
@@ -377,7 +377,12 @@ def _own_head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 def _pad(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if stored.asked and not stored.asked.isdecimal():
         raise ValueError(f"{stored.name}: pad must be the id of a token of the target, got {stored.asked!r}")
-    pad = int(stored.asked) if stored.asked else read_mask(target, LUD, stored.name)
+    pad = int(stored.asked) if stored.asked else named_mask(target, LUD)
+    if pad is None:
+        raise ValueError(
+            f"{target.name!r} names no mask token ({LUD} in config.json): `specjax train lud` makes a model that does; "
+            "lud:pad=ID names the pad of one that learned it elsewhere"
+        )
     return stored.kind(pad, **stored.fields).bind(target.lm), None
 
 

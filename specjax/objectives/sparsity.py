@@ -43,7 +43,7 @@ class Sparsity:
             raise ValueError(f"lm: chunk_length must be at least 1 token, got {self.chunk_length}")
         if not self.chunk and not self.locality:
             raise ValueError(
-                "lm: chunk_length and steepness are for losses that are off: give chunk or locality a factor"
+                "lm: both losses of BlockFFN are off: give chunk or locality a factor above 0, or leave all out"
             )
 
     def __call__(self, logits: list[Array], batch: Batch, eps: float, mean: Mean) -> tuple[Array, dict[str, Array]]:

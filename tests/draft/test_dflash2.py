@@ -91,6 +91,7 @@ def test_bad_fields_are_one_line_each():
         "candidates must be at least 1": {"candidates": 0},
         "group=7 does not divide": {"group": 7},
         "reach=9 is more than the 8 slots of a block": {"reach": 9},
+        "input_scale and multiplier must be above 0": {"multiplier": 0.0},
         "soft_cap must not be negative": {"soft_cap": -1.0},
     }.items():
         with pytest.raises(ValueError, match=f"dflash2: {message}"):

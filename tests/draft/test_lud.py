@@ -74,7 +74,7 @@ def test_a_line_names_the_pad_or_the_targets_folder_does():
     drafter, own = registry.build_drafter("lud:pad=7,unit=3,alpha=0.5", target)
     assert (drafter.pad, drafter.unit, drafter.alpha, drafter.nodes, own) == (7, 3, 0.5, 3, None)
     for line, said in (
-        ("lud", r"names no mask token \(lud_pad in config.json\): `specjax train lud` makes"),
+        ("lud", r"names no mask token \(lud_pad in config.json\): `specjax train lud` makes .*lud:pad=ID"),
         ("lud:pad=x", "pad must be the id of a token of the target, got 'x'"),
         ("lud:pad=32", "pad 32 is outside the target's 32 tokens"),
     ):

@@ -59,6 +59,10 @@ class DFlash2(DFlash):
             raise ValueError(f"dflash2: {low} must be at least 1, got {least[low]}")
         if self.reach > self.block:
             raise ValueError(f"dflash2: reach={self.reach} is more than the {self.block} slots of a block")
+        if min(self.input_scale, self.multiplier) <= 0:
+            raise ValueError(
+                f"dflash2: input_scale and multiplier must be above 0, got {self.input_scale} and {self.multiplier}"
+            )
         if self.soft_cap < 0:
             raise ValueError(f"dflash2: soft_cap must not be negative, got {self.soft_cap}; 0 is none")
 

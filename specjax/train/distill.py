@@ -115,7 +115,11 @@ class Distill(OfDraft):
 
         def write():
             written = continuations(self.draft, params, batch, noise, prompt=self.prompt, eos_ids=self.eos_ids)
-            return jax.tree.map(lambda new, old: jnp.where(own[:, None], new, old), written, batch)
+            tokens, mask = (
+                jnp.where(own[:, None], new, old)
+                for new, old in ((written.tokens, batch.tokens), (written.mask, batch.mask))
+            )
+            return dataclasses.replace(batch, tokens=tokens, mask=mask)
 
         return jax.lax.cond(own.any(), write, lambda: batch)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.compiled import hurried_flags, programs_folder
 from support.costs import cost_of, seconds_so_far, write_costs
-from support.turns import TURNS, after, changed, day, red, why, write_red
+from support.turns import TURNS, after, changed, day, days_ahead, red, why, write_red
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several workers would wait for each other, busily
@@ -134,11 +134,13 @@ class Turn:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
         names, failed, left = changed(), red(), []
+        slow = {item for item in items if item.get_closest_marker("slow")}
+        ahead = days_ahead(sum(why(item, names, day(), failed) == "changed" for item in slow))
         for item in items:
             reason = None
-            if item.get_closest_marker("slow"):
+            if item in slow:
                 whole = config.getoption("--turn") == "whole"
-                reason = "all of them" if whole else why(item, names, day(), failed)
+                reason = "all of them" if whole else why(item, names, day(), failed, ahead)
                 self.counts[reason or "left out"] += 1
                 left += [] if reason else [item]
         config.hook.pytest_deselected(items=left)

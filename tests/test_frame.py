@@ -71,11 +71,14 @@ def test_what_changed_is_run_by_name():
     for (test, covers), reason in reasons.items():
         assert turns.why(item(test, *covers), names, never, {"tests/a/test_b.py::test_c[1]": 3}) == reason
     assert turns.why(item("tests/a/test_b.py::test_c"), None, never, {}) == "there is no history"
-    own = "tests/a/test_b.py::test_c"
-    eve = next(day for day in range(turns.TURNS) if turns.of_the_day(own, day + 1))
-    everything = names | {str(i) for i in range(turns.MANY)}
-    found = [turns.why(item(own, "train"), everything, day, {}) for day in (eve, eve + 1, eve + 2)]
-    assert found == ["changed", "of the day", None], "a change of everything"
+    cases = [item(f"tests/a/test_b.py::test_{i}[train]") for i in range(400)]
+    found = {
+        ahead: [turns.why(case, names, never, {}, ahead) == "changed" for case in cases]
+        for ahead in (1, 4, turns.TURNS)
+    }
+    assert all(found[turns.TURNS]), "what changed is run if it is not too much"
+    assert all(now <= then for now, then in zip(found[1], found[4], strict=True)), "what comes next is run first"
+    assert sum(found[1]) < 100 < 150 < sum(found[4]) < 250
 
 
 def test_the_turns_have_every_test_and_a_day_has_the_same_ones():

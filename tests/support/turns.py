@@ -2,8 +2,8 @@
 
 - Names are compared, not imports, which lead from everything to everything. A test has the names that it `covers`, that of
   its file, and those of its parameters. It is run where a file of such a name (a method's, a family's, a page's, a command's)
-  changed in the last commits. After a change of nearly everything, such as a new name for an option, that says nothing: then
-  the turn of the next day is run besides that of the day.
+  changed in the last commits. After changes of nearly everything these are too many: then a share of them waits for the days
+  to come, and what comes next is run first.
 - The day chooses an eighth of all functions, the same all day long, so that a second run meets the same tests.
 - `.ci/red` lists the slow tests that failed, each with how many good runs it must still see.
 """
@@ -23,7 +23,7 @@ RED = ROOT / ".ci" / "red"
 COMMITS, HOURS = 40, 24
 """How far back a change counts, whichever reaches further."""
 MANY = 200
-"""Names that changed together, above which a change was one of everything."""
+"""Tests of what changed that a run has, about."""
 TURNS = 8
 GOOD_RUNS = 5
 """That a test must see after it failed."""
@@ -123,7 +123,18 @@ def covered(item: Any) -> set[str]:
     return (said | {name_of(file)} | set(re.split(r"[^a-z0-9_]+", function.partition("[")[2].lower()))) - GENERAL
 
 
-def why(item: Any, names: frozenset[str] | None, today: int, failed: Mapping[str, int]) -> str | None:
+def days_ahead(count: int) -> int:
+    """For how many turns, today's first, tests of what changed are run when there are so many of them.
+
+    >>> [days_ahead(count) for count in (10, 200, 430, 5000)]
+    [8, 8, 3, 1]
+    """
+    return TURNS if count <= MANY else max(1, TURNS * MANY // count)
+
+
+def why(
+    item: Any, names: frozenset[str] | None, today: int, failed: Mapping[str, int], ahead: int = TURNS
+) -> str | None:
     """Why a slow test is run today; None where it is not.
 
     Args:
@@ -131,12 +142,13 @@ def why(item: Any, names: frozenset[str] | None, today: int, failed: Mapping[str
       names: see `changed`.
       today: see `day`.
       failed: see `red`.
+      ahead: see `days_ahead`.
     """
     if names is None:
         return "there is no history"
     if item.nodeid in failed:
         return "failed not long ago"
     function = item.nodeid.partition("[")[0]
-    if covered(item) & names and (len(names) <= MANY or of_the_day(function, today + 1)):
+    if covered(item) & names and any(of_the_day(item.nodeid, today + days) for days in range(ahead)):
         return "changed"
     return "of the day" if of_the_day(function, today) else None

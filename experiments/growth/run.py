@@ -72,7 +72,7 @@ AXES: dict[str, Axis] = {
     "layers": of_step("layers", "layers", (1, 4, 16), (1, 2)),
     "devices": of_devices(),
     "rows": of_job("lines of a job", (10, 100, 1000, 10000, 100000), jobs.job),
-    "resume": of_job("lines of a job that goes on", (10, 100, 1000, 10000), jobs.resumed),
+    "resume": of_job("lines of a job that goes on", (10, 100, 1000, 10000, 100000), jobs.resumed),
     "text": Axis("tokens of a text", (1000, 4000, 16000, 64000), (100, 200), jobs.text, {"seconds": LINEAR}),
 }  # fmt: skip
 

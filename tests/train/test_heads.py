@@ -297,10 +297,11 @@ def test_the_loss_of_blocks_is_one_mean_over_all_places():
 # DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0.
 # JetSpec's is NeMo AutoModel's `KDLoss` on the same, for its authors' code is not published. Domino's is SpecForge's
 # `OnlineDominoModel._domino_objective_chunk_terms` with a quarter of the loss for uncorrected blocks; DFlash 2's is its
-# `_dflash_objective_chunk_terms` with a selector of three candidates.
+# `_dflash_objective_chunk_terms` with a selector of three candidates. D-PACE's is `loss_function` of speculators' losses.
 PUBLISHED = {
     "dspark": (2.370208501815796, 0.2326582819223404),
     "dflash": (1.8973368406295776, 0.26331010460853577),
+    "dflash:dpace": (1.0966553176645721, 0.18038708935426812),
     "jetspec": (0.6859257817268372, 0.13955309987068176),
     "domino": (2.0779857740650303, 0.2842489567065452),
     "dflash2": (2.5193321445898587, 0.3819326722337458),
@@ -349,7 +350,8 @@ def test_losses_of_blocks_are_the_published_ones(name):
     drafter.selector = Selector(5, 2, 3)
     kinds = {"dspark": TrainDSpark, "dflash": TrainDFlash, "jetspec": TrainJetSpec, "domino": TrainDomino}
     kinds["dflash2"] = TrainDFlash2
-    objective = kinds[name](drafter, **kinds[name].presets.get("paper", {}))
+    kind, _, preset = name.partition(":")
+    objective = kinds[kind](drafter, **kinds[kind].presets.get(preset or "paper", {}))
     (h, own), blocks = drawn_blocks()
     run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN, jnp.full((2,), 0.75))
     loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
@@ -427,6 +429,11 @@ def test_presets_of_a_line():
     )
     assert made("dflash").anchors == made("dspark").anchors == 512
     assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
+    dpace = made("dflash:preset=dpace")
+    assert (dpace.divergence, dpace.dpace, made("jetspec").dpace) == (CrossEntropy("text"), 0.5, 0.0)
+    for share in (-0.5, 1.5):
+        with pytest.raises(ValueError, match=r"dspark: dpace must lie in \[0, 1\]"):
+            made(f"dspark:dpace={share}")
     assert (made("jetspec:preset=small").anchors, made("jetspec").gamma, made("dflash").gamma) == (64, math.inf, 4.0)
     assert made("dflash:preset=small,anchors=9").anchors == 9
     domino = made("domino:preset=paper")
@@ -440,7 +447,7 @@ def test_presets_of_a_line():
     assert (paper.divergence, paper.decay) == (CrossEntropy("text"), 1.0) and made("medusa").decay == 0.8
     assert made("medusa:preset=paper", loss="tvd").divergence == TVD()
     assert made("medusa", loss="cross_entropy:labels=text").divergence == CrossEntropy("text")
-    with pytest.raises(ValueError, match="the training of dflash has the presets paper, small, not 'big'"):
+    with pytest.raises(ValueError, match="the training of dflash has the presets paper, dpace, small, not 'big'"):
         made("dflash:preset=big")
     with pytest.raises(ValueError, match="has no field 'preset'"):
         made("hydra:preset=paper")

@@ -12,7 +12,7 @@ from specjax.kernels.chunks import chunked
 from specjax.lm import Block
 from specjax.models.kv import KVDelta
 from specjax.objectives.base import Batch, drawn_places
-from specjax.objectives.losses import CrossEntropy, acceptance, agreement
+from specjax.objectives.losses import CrossEntropy, acceptance, agreement, surprise
 from specjax.objectives.means import MEAN, Mean
 from specjax.objectives.teacher import HeadObjective, of_depth, positions_at_a_time, teach
 
@@ -26,26 +26,39 @@ class TrainDFlash(HeadObjective):
     The loss is one mean over all places of all blocks. The j-th place of a block weighs `exp(-(j - 1) / gamma)`, and
     counts only if all before it do.
 
+    With `dpace` its weight is the derivative of the expected accepted length by the logarithm of its own confidence
+    instead (D-PACE, arXiv:2605.18810, as in vllm-project/speculators): the sum over its own and later places of the
+    product of all confidences up to there. A confidence is `(1 - dpace) q + dpace`, where q is the draft's probability of
+    the text's own token. The sum of weighted losses is divided by the number of places.
+
     Blocks begin at different tokens, drawn anew for every batch. If at most `anchors` tokens have a next one to be
     predicted, all of them are used (the published number; `preset=small` has fewer). Unlike DeepSpec's, a block may
     begin at the prompt's last token, as drafts do here. `preset=paper` learns the text's own tokens in place of the
-    target's distributions.
+    target's distributions, and `preset=dpace` also has the weights of D-PACE.
 
     Attributes:
       anchors: blocks per row, at most.
       gamma: see above.
+      dpace: see above, at most 1; 0: weights by `gamma`.
     """
 
-    presets = {"paper": {"divergence": CrossEntropy("text")}, "small": {"anchors": 64}}
+    presets = {
+        "paper": {"divergence": CrossEntropy("text")},
+        "dpace": {"divergence": CrossEntropy("text"), "dpace": 0.5},
+        "small": {"anchors": 64},
+    }
     saved = ("taps", "layers", *SIZES, "block", "from_anchor", "causal")
 
     anchors: int = 512
     gamma: float = 4.0
+    dpace: float = 0.0
 
     def __post_init__(self):
+        name = type(self.drafter).__name__.lower()
         if self.anchors < 1 or not self.gamma > 0:
-            name = type(self.drafter).__name__.lower()
             raise ValueError(f"{name}: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
+        if not 0 <= self.dpace <= 1:
+            raise ValueError(f"{name}: dpace must lie in [0, 1], got {self.dpace}; 0.5 is the published one")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
@@ -64,11 +77,17 @@ class TrainDFlash(HeadObjective):
 
     def taken(self, told: dict[str, Any], mean: Mean, done: Array | None = None) -> Array:
         """The loss of all places, from the results of `told`; `done` is the batch's."""
-        return self.divergence.taken(told["numbers"], self.weights(told["due"]), mean, told["known"])
+        weights = self.weights(told)
+        loss = self.divergence.taken(told["numbers"], weights, mean, told["known"])
+        return loss * mean.whole(weights, told["due"]) if self.dpace else loss
 
-    def weights(self, due: Array) -> Array:
-        """The weights of places `[B, A, drafts]`, given which of them count."""
-        return due * jnp.exp(-jnp.arange(due.shape[2])[None, None] / self.gamma)
+    def weights(self, told: dict[str, Any]) -> Array:
+        """The weights of places `[B, A, drafts]`, from the results of `told`."""
+        due = told["due"]
+        if not self.dpace:
+            return due * jnp.exp(-jnp.arange(due.shape[2])[None, None] / self.gamma)
+        reached = jnp.cumprod((1 - self.dpace) * told["confidence"] + self.dpace, axis=2) * due
+        return jnp.cumsum(reached[:, :, ::-1], axis=2)[:, :, ::-1] * due
 
     def _compared(self, own, teacher, past, places) -> dict[str, Any]:
         """The results of `told` for some blocks, which begin at `places` `[B, A]` where these are real; zeros elsewhere."""
@@ -93,6 +112,9 @@ class TrainDFlash(HeadObjective):
             "kept": kept,
             "agreed": agreed * blocks.known,
         }
+        if self.dpace:
+            said = jnp.exp(-surprise(logits, jnp.maximum(blocks.labels, 0)))
+            told["confidence"] = jax.lax.stop_gradient(jnp.where(blocks.labels >= 0, said, 0.0))
         return told | more
 
     def dists(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:

@@ -48,7 +48,7 @@ class TrainDFlash2(TrainDFlash):
 
     def taken(self, told, mean, done=None):
         weight = self.selector_weight * (1.0 if done is None else self._share(done[0]))
-        return super().taken(told, mean, done) + weight * mean(told["chosen"], self.weights(told["due"]))
+        return super().taken(told, mean, done) + weight * mean(told["chosen"], self.weights(told))
 
     def _share(self, done):
         """The share of its weight that the selector has when `done` of all updates were made."""

@@ -45,7 +45,7 @@ class TrainDomino(TrainDFlash):
         loss = super().taken(told, mean, done)
         if done is None:
             return loss
-        base = self.divergence.taken(told["base"], self.weights(told["due"]), mean, told["known"])
+        base = self.divergence.taken(told["base"], self.weights(told), mean, told["known"])
         share = self.base_weight * jnp.maximum(1 - done[0] / self.base_until, 0.0)
         return (1 - share) * loss + share * base
 

@@ -41,7 +41,7 @@ class TrainDSpark(TrainDFlash):
         check_not_negative("dspark", self, "label_weight", "distribution_weight", "confidence_weight")
 
     def taken(self, told, mean, done=None):
-        loss, weight = self.distribution_weight * super().taken(told, mean, done), self.weights(told["due"])
+        loss, weight = self.distribution_weight * super().taken(told, mean, done), self.weights(told)
         if self.label_weight:
             loss += self.label_weight * CrossEntropy("text").taken(told["said"], weight, mean)
         if "sure" in told:

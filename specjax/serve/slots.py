@@ -103,6 +103,7 @@ class Served:
       eos: ids that end a text.
       mask_id: the id of an open position, for a model that fills in before a suffix.
       mesh: the mesh that holds the rows, or None.
+      reader: reads prompts on another mesh (`specjax.serve.disaggregated.Reader`); None: prompts are read here.
     """
 
     decoder: Decoder
@@ -112,6 +113,7 @@ class Served:
     eos: tuple[int, ...] = ()
     mask_id: int | None = None
     mesh: jax.sharding.Mesh | None = None
+    reader: Any = None
 
     def given(self, request: Request) -> tuple[int, ...]:
         """The initial tokens of a row: the prompt or, with a suffix, the whole canvas."""
@@ -162,12 +164,20 @@ class Slots:
         if not tokens:
             return state, None
         ids = jax.device_put(np.asarray(tokens, np.int32))
+        if self.served.reader is not None:
+            return state, self.served.reader.read_prefix(self, ids)
         return decoding.read_prefix(self.served.decoder, self.served.params, state, ids)
 
     def insert(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
     ) -> Any:
         """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`."""
+        if self.served.reader is not None:
+            read = self.served.reader.rows(self, requests, keys, prefix)
+            for row, own, key in zip(rows, read, keys, strict=True):
+                row, key = jax.device_put((np.int32(row), key))
+                state = decoding.copy_row(self.served.decoder, state, row, own, keys_of(key))
+            return state
         for chosen, prompts in self.calls(rows, requests, keys, prefix):
             state = decoding.insert(self.served.decoder, self.served.params, state, chosen, prompts, prefix=prefix)
         return state
@@ -353,11 +363,22 @@ class Loop:
             count = STEPS_PER_CALL if self.watch is None else WATCHED_STEPS
             least = len(self.held) - self.slots.share + 1
             self.state = decoding.run(self.decoder, self.slots.served.params, self.state, count, least)
+            self._read_ahead()
             host = self._on_host(_PROGRESS)
             ended = any(host["finish"][row] != Finish.RUNNING for row in self.held)
             if ended or self.watch is not None or self.race is not None:
                 host |= self._on_host(_TEXTS)
             return SimpleNamespace(**host)
+
+    def _read_ahead(self) -> None:
+        """Begins to read the prompts that enter next where other devices do that, while these decode."""
+        if (reader := self.slots.served.reader) is None:
+            return
+        lead = [own[0] for own, _ in zip(self.waiting, range(self.slots.share), strict=False)]
+        lead = [
+            i for i in lead if self.requests[i].sample is None
+        ]  # completions of a prompt share what the first one reads
+        reader.read_ahead(self.slots, [self.requests[i] for i in lead], self.keys[lead], self.shared)
 
     def _on_host(self, names: Sequence[str]) -> dict[str, Any]:
         return to_host({name: getattr(self.state, name, None) for name in names})

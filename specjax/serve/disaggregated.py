@@ -27,10 +27,11 @@ class Reader:
 
     Attributes:
       served: the model on that mesh.
+      mesh: of the devices that decode.
     """
 
-    def __init__(self, served: Served):
-        self.served = served
+    def __init__(self, served: Served, mesh: jax.sharding.Mesh):
+        self.served, self.mesh = served, mesh
         self._ahead: dict[bytes, Any] = {}
 
     def read_ahead(self, slots: Slots, requests: Sequence[Request], keys: np.ndarray, prefix: Any) -> None:
@@ -46,7 +47,7 @@ class Reader:
         read = [self._ahead.pop(key.tobytes()) for key in keys]
         alone = lambda names: tuple(None if name == "batch" else name for name in names)
         axes = jax.tree.map(alone, decoder.axes(read[0]), is_leaf=lambda names: isinstance(names, tuple))
-        return [jax.device_put(row, shardings(slots.served.mesh, axes, row)) for row in read]
+        return [jax.device_put(row, shardings(self.mesh, axes, row)) for row in read]
 
     def read_prefix(self, slots: Slots, ids: Any) -> Any:
         """A prefix that prompts share, on this mesh."""
@@ -98,9 +99,10 @@ class DisaggregatedEngine(Engine):
         how = {name: options[name] for name in ("rows", "logprobs") if name in options}
         read_by, read_with = self.decode.bind(dataclasses.replace(own, lm=lm, params=params), mesh=prefill_mesh, **how)
         self._elsewhere = dataclasses.replace(super().served(), decoder=read_by, params=read_with, mesh=prefill_mesh)
+        self._decodes_on = mesh
 
     def served(self) -> Served:
-        return dataclasses.replace(super().served(), reader=Reader(self._elsewhere))
+        return dataclasses.replace(super().served(), reader=Reader(self._elsewhere, self._decodes_on))
 
 
 def disjoint(mesh: Any, prefill_mesh: Any) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is split over a mesh: queries stay, keys and values go round."""
+"""Attention over a sequence that is split over a mesh: keys and values go round, or queries."""
 
 from specjax.kernels.ring_attention.api import ring_attention
 

@@ -109,6 +109,7 @@ def read_batches(name: str, line: str) -> list[int]:
 def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | None, batch: int) -> dict[str, Any]:
     """The record of one batch size and way to decode."""
     from specjax.plan import fit, report, step
+    from specjax.plan.rings import rings
 
     config = None if options.config == "builtin" else options.config
     dtype = options.dtype or chip.dtype
@@ -133,6 +134,7 @@ def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | Non
         "reduce_dtype": model.reduce_dtype,
         "topology": options.topology, "batch": batch, "context": context,
         "decoding": _decoding(model, setup.decoder, decode or drafter),
+        **rings(model.lm, mesh, context, dtype),
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0

@@ -184,6 +184,7 @@ def _single(r: dict[str, Any]) -> list[str]:
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {r['bytes_per_chip']['limit'] / GB:.3f} GB",
     ]
     lines += [_of_experts(r)] if "experts" in r else []
+    lines += [_of_rings(r)] if "ring" in r else []
     if "seconds" not in r:
         return lines
     kinds = ", ".join(
@@ -225,6 +226,14 @@ def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
         "at least: at the published speeds, with nothing to wait for",
         f"at most: one operation after the other, {most}",
     ]
+
+
+def _of_rings(r: dict[str, Any]) -> str:
+    """What a prompt of the whole context sends over a link, in the busier direction; see `ring_attention`."""
+    keys, queries = (f"{r['ring'][moves] / 1e6:.2f} MB" for moves in ("keys", "queries"))
+    return (
+        f"prompt     a layer sends {keys} over a link if keys go round, {queries} if queries do and results come back"
+    )
 
 
 def _of_experts(r: dict[str, Any]) -> str:

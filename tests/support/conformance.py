@@ -32,6 +32,7 @@ from specjax.draft import (
     DynamicExit,
     Eagle,
     Eagle3,
+    EasySpec,
     Falcon,
     Forced,
     Fspad,
@@ -133,6 +134,8 @@ CONFIG = llama_config(
 )
 TARGET = LlamaLM(CONFIG)
 DRAFT = LlamaLM(changed(CONFIG, num_hidden_layers=2))
+DEEPER = LlamaLM(changed(CONFIG, num_hidden_layers=4))
+"""A draft model with a group of layers between the first and the last."""
 CAPACITY = 96
 
 
@@ -178,6 +181,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "s2d": S2D(DRAFT, Chain(2), exits=(1, 2), thresholds=(0.7,), queue=5),
+    "easyspec": EasySpec(DEEPER, Chain(2), group=2),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -378,9 +382,10 @@ def but_slow(values, *slow):
     return [pytest.param(v, marks=pytest.mark.slow) if v in slow else v for v in values]
 
 
-def draft_model(target):
-    """A draft LM's parameters: the target's lower layers."""
-    return {**target, "layers": {i: target["layers"][i] for i in range(DRAFT.num_layers)}}
+def draft_model(target, lm=DRAFT):
+    """A draft LM's parameters: the target's lower layers, the last of them again if the draft has more."""
+    last = len(target["layers"]) - 1
+    return {**target, "layers": {i: target["layers"][min(i, last)] for i in range(lm.num_layers)}}
 
 
 def store():
@@ -400,6 +405,7 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "switch": lambda target: (None, draft_model(target)),
     "fuse": lambda target: (None, draft_model(target)),
+    "easyspec": lambda target: draft_model(target, DEEPER),
     "rest": lambda target: store(),
     "rasd": lambda target: (draft_model(target), store()),
 }

@@ -51,6 +51,7 @@ from specjax.draft import (
     LSTMSpeculator,
     Lud,
     Medusa,
+    MirrorSD,
     MLPSpeculator,
     ModelDrafter,
     NgramMod,
@@ -58,9 +59,11 @@ from specjax.draft import (
     Pard,
     Pard2,
     PEagle,
+    Pearl,
     PromptLookup,
     Rasd,
     Rest,
+    Saguaro,
     Sam,
     SmallCache,
     Stand,
@@ -182,6 +185,9 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "s2d": S2D(DRAFT, Chain(2), exits=(1, 2), thresholds=(0.7,), queue=5),
     "easyspec": EasySpec(DEEPER, Chain(2), group=2),
+    "pearl": Pearl(DRAFT, length=3),
+    "saguaro": Saguaro(DRAFT, length=2, fan=2),
+    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2, exit=2),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -398,7 +404,7 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
     **{
         name: draft_model
         for name in DRAFTERS
-        if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade"))
+        if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade", "pearl", "saguaro", "mirror_sd"))
     },
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},

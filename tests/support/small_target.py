@@ -21,6 +21,7 @@ from specjax.draft import (
     Drafter,
     EasySpec,
     Lud,
+    MirrorSD,
     ModelDrafter,
     Pard,
     Pard2,
@@ -30,6 +31,7 @@ from specjax.draft import (
     Trained,
 )
 from specjax.draft.adaptive import Adaptive
+from specjax.draft.ahead import Ahead
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.draft.one_pass import OnePass
@@ -118,12 +120,13 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
     changes = (
         {"lm": with_layers(lm, layers_of(drafter))}
-        if isinstance(drafter, ModelDrafter | OnePass | Cascade)
+        if isinstance(drafter, ModelDrafter | OnePass | Cascade | Ahead)
         else {}
     )
     changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
     changes |= {"pad": lm.vocab_size - 1} if isinstance(drafter, Lud) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
+    changes |= {"exit": 1} if isinstance(drafter, MirrorSD) else {}
     return dataclasses.replace(drafter, **changes)
 
 

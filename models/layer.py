@@ -142,7 +142,9 @@ class Layer(nnx.Module):
             self.altup = AltUp(c.streams, width, c.norm, dtype, rngs)
         self.config = c
 
-    def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None, source=None):
+    def __call__(
+        self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None, source=None, stale=None
+    ):
         """The stream after the layer, and the mixer's delta; None without a mixer.
 
         Args:
@@ -157,12 +159,13 @@ class Layer(nnx.Module):
           shared: see `Mixer`.
           inputs: `[B, T, P]`, see `LayerInput`.
           source: what the layer reads of a source (`specjax.models.cross.Seen`), if it reads one.
+          stale: `[B, T, E]`, the stream that the mixer reads instead of `x` (`specjax.models.LlamaLM.layers`).
         """
 
         def mix(x) -> tuple[Any, Any]:
             if self.config.mixer is None:
                 return x, None
-            entered = self.entered(x)
+            entered = self.entered(x if stale is None else stale)
             mixed, delta = self.mixer(entered, tables, block, cache, past, positions, shared)
             x = self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed, entered, 0)
             x = (x + self.laurel(entered)) * 2**-0.5 if self.config.laurel else x

@@ -182,6 +182,11 @@ class LlamaLM:
         return self.config.embedding.layer_inputs is None  # those depend on tokens
 
     @property
+    def reads_stale(self) -> bool:
+        """Whether `layers` takes `stale`: the layers add their branches to one stream."""
+        return not any(layer.streams or layer.normed_stream for layer in self.config.layers)
+
+    @property
     def widest(self) -> int | None:
         """The most prompt tokens that are read together if the cache forgets: as many as are folded."""
         return None if self.old is None else self.old.chunk
@@ -261,16 +266,25 @@ class LlamaLM:
         past: KVDelta | None = None,
         skip: Array | None = None,
         below: KVDelta | None = None,
+        stale: Array | None = None,
     ) -> tuple[Array, KVDelta]:
         """Runs layers `[lo, hi)` on `h` `[B, T, R]`; see `specjax.lm.LM.layers`.
 
         The input of layer 0 is that of `embed`, `[B, T, E]`. Learned positions and the norm of embeddings are applied here,
         and several residual streams are made here.
 
+        `stale` `[B, T, R]` is a stream that the mixers of all these layers read, instead of each its own. Then no mixer waits
+        for another layer. Branches are added to the true stream, layer by layer.
+
         Raises:
-          ValueError: if one of them reads keys of a layer below `lo` and `below` is not given.
+          ValueError: if one of them reads keys of a layer below `lo` and `below` is not given; or for `stale` if a
+            layer has several residual streams, or adds its branches to their own inputs.
         """
         model, config = self.bind(params), self.laid_out
+        if stale is not None and not self.reads_stale:
+            raise ValueError(
+                "layers of several residual streams, or whose inputs are their residual, read no stale stream"
+            )
         if lo == 0:
             with self._precisely():
                 h = model.entered(config.embedding, h, block.positions)
@@ -301,7 +315,7 @@ class LlamaLM:
                 h, delta = model.layers[i](
                     h, None if layer.mixer is None else tables[kinds[layer.mixer]], block, layer_cache, layer_past, positions,
                     left_out, None if source == i else layer.given(own[source]), None if inputs is None else inputs[:, :, i],
-                    source_at(cache, place),
+                    source_at(cache, place), stale,
                 )  # fmt: skip
                 own[i] = layer.kept(delta)
         slots = [own[i].slots for i in config.owners if lo <= i < hi]

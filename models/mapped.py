@@ -81,8 +81,8 @@ class Mapped:
     def embed(self, params, tokens):
         return self.lm.embed(self.ours(params), tokens)
 
-    def layers(self, params, h, lo, hi, block, cache, past=None, skip=None, below=None):
-        return self.lm.layers(self.ours(params), h, lo, hi, block, cache, past, skip, below)
+    def layers(self, params, h, lo, hi, block, cache, past=None, skip=None, below=None, stale=None):
+        return self.lm.layers(self.ours(params), h, lo, hi, block, cache, past, skip, below, stale)
 
     def values(self, params, h, layer):
         """See `LlamaLM.values`."""

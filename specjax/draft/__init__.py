@@ -46,6 +46,10 @@ from specjax.draft.kangaroo import Kangaroo as Kangaroo
 from specjax.draft.swift import Swift as Swift
 from specjax.draft.del_ import DynamicExit as DynamicExit
 from specjax.draft.s2d import S2D as S2D
+from specjax.draft.easyspec import EasySpec as EasySpec
+from specjax.draft.pearl import Pearl as Pearl
+from specjax.draft.saguaro import Saguaro as Saguaro
+from specjax.draft.mirror import MirrorSD as MirrorSD
 from specjax.draft.small_cache import SmallCache as SmallCache
 from specjax.draft.lud import Lud as Lud
 from specjax.draft.lookahead import Lookahead as Lookahead

@@ -11,7 +11,7 @@ from specjax.draft.base import Proposal, TreeDrafter, View, caught_up
 from specjax.draft.head import params_dtype
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Block, Wants, check_both_encode
+from specjax.lm import LM, Block, Output, Wants, check_both_encode
 from specjax.sharding.rules import shardings
 
 Array = jax.Array
@@ -114,6 +114,10 @@ class ModelDrafter(TreeDrafter):
         final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
         return ModelDraft(cache, view.length), self.lm.unembed(params["draft"], final)[:, 0], final
 
+    def passed(self, params: Any, block: Block, cache: Any, past: Any) -> Output:
+        """A pass over drafted tokens, which nobody commits, with logits and features; `past` is the delta of earlier ones."""
+        return self.lm(params, block, cache, wants=Wants(logits=True, final=True), past=past)
+
     def propose(self, params, draft, view, sampler):
         own, logits, final = self.begun(params, draft, view)
         cache = own.cache
@@ -122,7 +126,7 @@ class ModelDrafter(TreeDrafter):
             past, _ = carry
             positions = view.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
             block = Block(level.tokens, positions, view.length, level.visible)
-            output = self.lm(params["draft"], block, cache, wants=Wants(logits=True, final=True), past=past)
+            output = self.passed(params["draft"], block, cache, past)
             delta = output.delta
             if past is not None:
                 delta = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)

@@ -29,6 +29,7 @@ import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, Switch
+from specjax.draft.ahead import Ahead
 from specjax.state import Finish
 
 _IN_THE_SLOW_SET = {
@@ -42,6 +43,10 @@ _IN_THE_SLOW_SET = {
     "dflash2",
     "s2d",
     "lud",
+    "easyspec",
+    "pearl",
+    "saguaro",
+    "mirror_sd",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
@@ -54,7 +59,8 @@ SLOW = (
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
     "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
-    "lookahead", "cascade", "switch", "s2d", "lud",
+    "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
+    "saguaro", "mirror_sd",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -74,6 +80,10 @@ ONE_RUNG = (
     "cascade",
     "switch",
     "adaptive-goodput",
+    "easyspec",
+    "pearl",
+    "saguaro",
+    "mirror_sd",
 )
 """Compiled for all of their nodes, and not for fewer as well, which takes twice as long."""
 
@@ -165,8 +175,8 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
     if line.decoder.drafter.alone and not isinstance(
-        line.decoder.drafter, PPD | Lud | Jacobi | Lookahead | Switch
-    ):  # they learn in every step
+        line.decoder.drafter, PPD | Lud | Jacobi | Lookahead | Switch | Ahead
+    ):  # they learn in every step, or draft for the next one
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]
 

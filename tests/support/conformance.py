@@ -32,6 +32,7 @@ from specjax.draft import (
     DynamicExit,
     Eagle,
     Eagle3,
+    EasySpec,
     Falcon,
     Forced,
     Fspad,
@@ -50,6 +51,7 @@ from specjax.draft import (
     LSTMSpeculator,
     Lud,
     Medusa,
+    MirrorSD,
     MLPSpeculator,
     ModelDrafter,
     NgramMod,
@@ -57,9 +59,11 @@ from specjax.draft import (
     Pard,
     Pard2,
     PEagle,
+    Pearl,
     PromptLookup,
     Rasd,
     Rest,
+    Saguaro,
     Sam,
     SmallCache,
     Stand,
@@ -133,6 +137,8 @@ CONFIG = llama_config(
 )
 TARGET = LlamaLM(CONFIG)
 DRAFT = LlamaLM(changed(CONFIG, num_hidden_layers=2))
+DEEPER = LlamaLM(changed(CONFIG, num_hidden_layers=4))
+"""A draft model with a group of layers between the first and the last."""
 CAPACITY = 96
 
 
@@ -178,6 +184,10 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "s2d": S2D(DRAFT, Chain(2), exits=(1, 2), thresholds=(0.7,), queue=5),
+    "easyspec": EasySpec(DEEPER, Chain(2), group=2),
+    "pearl": Pearl(DRAFT, length=3),
+    "saguaro": Saguaro(DRAFT, length=2, fan=2),
+    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2, exit=2),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -378,9 +388,10 @@ def but_slow(values, *slow):
     return [pytest.param(v, marks=pytest.mark.slow) if v in slow else v for v in values]
 
 
-def draft_model(target):
-    """A draft LM's parameters: the target's lower layers."""
-    return {**target, "layers": {i: target["layers"][i] for i in range(DRAFT.num_layers)}}
+def draft_model(target, lm=DRAFT):
+    """A draft LM's parameters: the target's lower layers, the last of them again if the draft has more."""
+    last = len(target["layers"]) - 1
+    return {**target, "layers": {i: target["layers"][min(i, last)] for i in range(lm.num_layers)}}
 
 
 def store():
@@ -393,13 +404,14 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
     **{
         name: draft_model
         for name in DRAFTERS
-        if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade"))
+        if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade", "pearl", "saguaro", "mirror_sd"))
     },
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "switch": lambda target: (None, draft_model(target)),
     "fuse": lambda target: (None, draft_model(target)),
+    "easyspec": lambda target: draft_model(target, DEEPER),
     "rest": lambda target: store(),
     "rasd": lambda target: (draft_model(target), store()),
 }

@@ -19,7 +19,9 @@ from specjax.draft import (
     Clover2,
     DiffuSpec,
     Drafter,
+    EasySpec,
     Lud,
+    MirrorSD,
     ModelDrafter,
     Pard,
     Pard2,
@@ -29,6 +31,7 @@ from specjax.draft import (
     Trained,
 )
 from specjax.draft.adaptive import Adaptive
+from specjax.draft.ahead import Ahead
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.draft.one_pass import OnePass
@@ -103,8 +106,8 @@ def first_lines() -> list[str]:
 
 
 def layers_of(drafter: Drafter) -> int:
-    """How many layers a line's draft model has: those of its last exit, or one."""
-    return drafter.exits[-1] if isinstance(drafter, S2D) else 1
+    """How many layers a line's draft model has: those of its last exit, or one; four, if some are to form a group."""
+    return drafter.exits[-1] if isinstance(drafter, S2D) else 4 if isinstance(drafter, EasySpec) else 1
 
 
 def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
@@ -116,11 +119,14 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
     changes = (
-        {"lm": with_layers(lm, layers_of(drafter))} if isinstance(drafter, ModelDrafter | OnePass | Cascade) else {}
+        {"lm": with_layers(lm, layers_of(drafter))}
+        if isinstance(drafter, ModelDrafter | OnePass | Cascade | Ahead)
+        else {}
     )
     changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
     changes |= {"pad": lm.vocab_size - 1} if isinstance(drafter, Lud) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
+    changes |= {"exit": 1} if isinstance(drafter, MirrorSD) else {}
     return dataclasses.replace(drafter, **changes)
 
 
@@ -137,9 +143,11 @@ def weights(lm: LlamaLM = TARGET):
 
 
 def params_of(drafter: Drafter, lm: LlamaLM, said):
-    """The target's parameters and the drafter's: the target's first layers as a draft model, a store of what was `said`."""
+    """The target's parameters and the drafter's: the target's first layers as a draft model, of which the last may come
+    several times, and a store of what was `said`."""
     target = weights(lm)
-    draft = {**target, "layers": {i: target["layers"][i] for i in range(layers_of(drafter))}}
+    last = lm.num_layers - 1
+    draft = {**target, "layers": {i: target["layers"][min(i, last)] for i in range(layers_of(drafter))}}
     store = lambda: jax.tree.map(jnp.asarray, build(said, lm.vocab_size))
     if isinstance(drafter, Trained):
         made = drafter.bind(lm).init_params(jax.random.key(8), target)

@@ -1,0 +1,71 @@
+"""The estimate of a draft model beside its target, beside runs of coins; and who waits for whom in a program's text."""
+
+import numpy as np
+import pytest
+
+from specjax.plan.order import apart, in_sequence
+from specjax.plan.pipeline import Pipeline
+
+STEPS = 40_000
+
+
+def tokens_by_coins(length, accepted, rng):
+    """Tokens a step of serial drafting and of PEARL, the mean of many steps with a coin for every drafted token."""
+    first = lambda coins: int(np.argmin([*coins, False]))  # how many are accepted
+    serial = np.mean([1 + first(rng.random(length) < accepted) for _ in range(STEPS)])
+    written, after = 0, False
+    for _ in range(STEPS):
+        coins = rng.random(length if after else 1) < accepted
+        written += 1 + min(first(coins), length - 1) if after else 1
+        after = bool(coins.all())
+    return serial, written / STEPS
+
+
+@pytest.mark.parametrize(("length", "accepted"), [(4, 0.8), (2, 0.3), (6, 0.95)])
+def test_rates_are_those_of_coins(length, accepted):
+    pair = Pipeline(draft=0.01, target=0.05, length=length, accepted=accepted)
+    serial, pearl = tokens_by_coins(length, accepted, np.random.default_rng(0))
+    np.testing.assert_allclose(pair.serial * (length * 0.01 + 0.05), serial, rtol=0.02)
+    np.testing.assert_allclose(pair.pearl * max(length * 0.01, 0.05), pearl, rtol=0.02)
+
+
+def test_the_ends():
+    sure, never = (Pipeline(draft=1.0, target=4.0, length=4, accepted=chance) for chance in (1.0, 0.0))
+    assert (sure.plain, sure.serial, sure.pearl) == (0.25, 5 / 8, 1.0)
+    assert (never.serial, never.pearl) == (1 / 8, 0.25)
+    assert sure.saguaro(branch=0.5, hits=1.0) == 5 / 4 and sure.saguaro(branch=0.5, hits=0.0) == 5 / 8
+
+
+@pytest.mark.parametrize(
+    "fields", [(0.0, 1.0, 4, 0.5), (1.0, -1.0, 4, 0.5), (1.0, 1.0, 0, 0.5), (1.0, 1.0, 4, 1.5)]
+)  # fmt: skip
+def test_what_is_refused(fields):
+    with pytest.raises(ValueError, match="a pipeline needs positive seconds, a length of at least 1 and a chance"):
+        Pipeline(*fields)
+    with pytest.raises(ValueError, match="branches need positive seconds and a chance from 0 to 1, got 0.1 and 2"):
+        Pipeline(1.0, 1.0, 4, 0.5).saguaro(branch=0.1, hits=2)
+
+
+TEXT = """HloModule m
+
+ENTRY %main (a: f32[4], b: f32[4]) -> (f32[4], f32[4]) {
+  %a = f32[4]{0} parameter(0), metadata={op_name="a"}
+  %b = f32[4]{0} parameter(1), metadata={op_name="b"}
+  %one = f32[4]{0} all-reduce(%a), to_apply=%add, metadata={op_name="x/one"}
+  %two = f32[4]{0} all-reduce(%b), to_apply=%add, metadata={op_name="x/two"}
+  %three = f32[4]{0} all-gather-start(%one), metadata={op_name="x/one"}
+  %four = f32[4]{0} all-gather-done(%three), metadata={op_name="x/one"}
+  %five = f32[4]{0} add(%four, %two), metadata={op_name="x/two"}
+  ROOT %out = (f32[4]{0}, f32[4]{0}) tuple(%five, %two)
+}
+"""
+
+
+def test_who_waits_for_whom():
+    part = lambda name: lambda op: name in op.source
+    assert in_sequence(TEXT) == 2
+    found = apart(TEXT, part("two"), part("one"))
+    assert (found.waits, found.awaited, found.free, found.collectives) == (("five",), (), ("two",), 1)
+    assert apart(TEXT, part("one"), part("two")).awaited == ("one", "three", "four")
+    with pytest.raises(ValueError, match="a part of the program has no operations"):
+        apart(TEXT, part("one"), part("nothing"))

@@ -17,6 +17,7 @@ from specjax.draft.model import ModelDraft, ModelDrafter
 from specjax.draft.trim import TrimmedLM
 from specjax.lm import LM, Block, Wants
 from specjax.sampling import Sampler
+from specjax.sampling.sampler import best
 from specjax.tree import OfTopology, Topology, Tree
 
 Array = jax.Array
@@ -186,11 +187,15 @@ class Ahead(OfTopology, Drafter):
         following = jnp.take_along_axis(jnp.pad(pending, ((0, 0), (0, 1)), constant_values=-1), depth, axis=1)
         columns = jnp.arange(logits.shape[2])
         proposed = sampler.tokens_of(columns)[None, None] == following[:, :, None]
-        scores = self._noisy(sampler, logits, depth, paths)
-        values, found = jax.lax.top_k(jnp.where(proposed, -jnp.inf, scores), self.guessed)
-        return jnp.where((values > -jnp.inf) & (points >= 0)[:, :, None], sampler.tokens_of(found), -1).astype(
-            jnp.int32
-        )
+        scores = jnp.where(proposed, -jnp.inf, self._noisy(sampler, logits, depth, paths))
+        if self.guessed == 1:
+            found = best(scores)[:, :, None]
+            possible = found >= 0
+        else:
+            values, found = jax.lax.top_k(scores, self.guessed)
+            possible = values > -jnp.inf
+        tokens = sampler.tokens_of(jnp.maximum(found, 0))
+        return jnp.where(possible & (points >= 0)[:, :, None], tokens, -1).astype(jnp.int32)
 
     def _noisy(self, sampler, logits, depth, paths):
         if not self.keep_q:

@@ -1,10 +1,23 @@
 """The estimate of a draft model beside its target, beside runs of coins; and who waits for whom in a program's text."""
 
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
+from specjax.draft import ModelDrafter, Pearl
+from specjax.expand import Chain
+from specjax.models import LlamaLM, llama_config
+from specjax.plan.hlo import parse
 from specjax.plan.order import apart, in_sequence
 from specjax.plan.pipeline import Pipeline
+from specjax.sharding import make_mesh, shardings
+from specjax.sharding.aot import compiled, devices
+from specjax.sharding.rules import placed
 
 STEPS = 40_000
 
@@ -69,3 +82,31 @@ def test_who_waits_for_whom():
     assert apart(TEXT, part("one"), part("two")).awaited == ("one", "three", "four")
     with pytest.raises(ValueError, match="a part of the program has no operations"):
         apart(TEXT, part("one"), part("nothing"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, TPUs' compiler: pip install 'specjax[aot]'"
+)
+def test_on_a_slice_the_exchanges_of_both_models_travel_together():
+    """Three tokens are drafted in a step. Each of the target's exchanges is one operation with one of the draft model's, so
+    that fewer follow one another than if the target waits."""
+    target, draft = (LlamaLM(llama_config(1024, 512, 1024, n, 8, 4, 64, tie_word_embeddings=True)) for n in (2, 1))
+    mesh = make_mesh("data=1,model=4", devices("v5e:2x2"))
+
+    def step_of(drafter):
+        decoder = dataclasses.replace(specjax.speculative(target, drafter, mesh=mesh), whole=True, greedy=True)
+        model = {"target": target.abstract(jnp.bfloat16), "draft": draft.abstract(jnp.bfloat16)}
+        model = placed(model, decoder.param_shardings(model))
+        bare = dataclasses.replace(decoder, mesh=None)
+        state = jax.eval_shape(lambda model: bare.empty(model, 4, 256, jnp.bfloat16), model)
+        state = placed(state, shardings(mesh, decoder.axes(state), state))
+        return compiled(jax.jit(decoder.step, donate_argnums=1).lower(model, state)).as_text()
+
+    text, waiting = step_of(Pearl(draft, length=3)), step_of(ModelDrafter(draft, Chain(3)))
+    program = parse(text)
+    here = program.computations[program.entry]
+    sums = [op for op in here.ops.values() if op.opcode == "all-reduce"]
+    sides = [{"draft" if "/draft/" in user.source else "target" for user in here.users[op.name]} for op in sums]
+    assert {"draft", "target"} in sides and {"target"} not in sides
+    assert in_sequence(text) <= 0.8 * in_sequence(waiting)

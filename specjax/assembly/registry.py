@@ -484,4 +484,6 @@ def _convert(what: str, value: str, default: Any, worded: bool) -> Any:
     try:
         return kind(value)
     except ValueError as error:
+        if worded:
+            return value
         raise ValueError(f"{what} must be {kind.__name__}, got {value!r}") from error

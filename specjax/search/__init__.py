@@ -22,6 +22,7 @@ from specjax.search.astar import AStar as AStar
 from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+from specjax.search.ralm import Ralm as Ralm
 
 # over any text, without decoding
 from specjax.search.exact_extract import exact_extract as exact_extract
@@ -49,3 +50,11 @@ from specjax.search.stepwise import Written as Written
 from specjax.search.astar import Partial as Partial
 from specjax.search.astar import steps_ahead as steps_ahead
 from specjax.search.spec_reason import Proposed as Proposed
+
+# retrieval while decoding
+from specjax.search.ralm import Retrieved as Retrieved
+from specjax.search.ralm import Retriever as Retriever
+from specjax.search.ralm import Ranks as Ranks
+from specjax.search.ralm import Bm25 as Bm25
+from specjax.search.ralm import Dense as Dense
+from specjax.search.ralm import Faiss as Faiss

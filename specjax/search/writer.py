@@ -7,7 +7,7 @@ descriptions `B` denotes rows, `W` tokens that are read together, `M` ids that a
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -91,33 +91,62 @@ class Writer:
     def enter(self, asked: Asked) -> None:
         """Puts prompts into the first rows, read up to their last token; the other rows are free."""
         count = len(asked.ids)
-        widths = [prefill_width(len(own)) for own in asked.ids]
         most = min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
-        self.most[:], self.most[:count] = 0, [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
-        for width in sorted(set(widths)):
-            own = [row for row in range(count) if widths[row] == width]
-            size = prefill_columns(max(len(asked.ids[row]) for row in own), width, self.capacity)
-            tokens, lengths = np.zeros((self.rows, max(size, 2)), np.int32), np.ones(self.rows, np.int32)
-            keys, places = np.zeros((self.rows, 2), np.uint32), np.full(self.rows, self.rows)
-            for row in own:
-                tokens[row, : len(asked.ids[row])], lengths[row] = asked.ids[row], len(asked.ids[row])
-                keys[row], places[row] = asked.keys[row], row
-            prompts = Prompts(
-                tokens,
-                lengths,
-                keys_of(jax.device_put(keys)),
-                np.where(places < self.rows, self.most, 2).astype(np.int32),
-                self.asked.sampling_of(self.rows),
-                self._eos(False),
-                width,
-            )
-            self.state = decoding.insert(self.plain, self.params, self.state, places, prompts)
-        self.passes[:], self.failed[:] = 0, False
-        self.length[:] = self.begin[:] = 1
-        self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]
+        self.clear()
+        self.most[:count] = [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
+        self.put(dict(enumerate(asked.ids)), asked.keys, self.rows)
         self._set(length=self.length)  # of rows that are free now too
-        self.marks = []
         self.tokens = to_host(self.state.tokens).copy()
+
+    def clear(self) -> None:
+        """Frees all rows."""
+        self.most[:], self.passes[:], self.failed[:] = 0, 0, False
+        self.length[:] = self.begin[:] = 1
+        self.marks = []
+
+    def put(
+        self, texts: Mapping[int, Sequence[int]], keys: np.ndarray, lanes: int, new: Mapping[int, int] | None = None
+    ) -> None:
+        """Reads whole texts into rows, up to their last token, in place of what these held; the other rows stay.
+
+        Args:
+          texts: by row; `most` has the rows' limits.
+          keys: `[B, 2]` uint32, key data of the rows.
+          lanes: how many rows one program reads; rows beyond the texts are padding.
+          new: how many tokens at the end of each text were written after its prompt; None: none of them.
+        """
+        for lengths, _ in self.marks:
+            lengths[list(texts)] = self.capacity  # states of another text, which no length goes back to
+        widths = {row: prefill_width(len(own)) for row, own in texts.items()}
+        for width in sorted(set(widths.values())):
+            alike = [row for row in texts if widths[row] == width]
+            for at in range(0, len(alike), lanes):
+                self._put({row: texts[row] for row in alike[at : at + lanes]}, keys, lanes, width)
+        if new is not None:
+            self.begin[list(texts)] = [len(own) - new[row] for row, own in texts.items()]
+            self._set(prompt_length=self.begin)
+
+    def _put(self, texts, keys, lanes, width):
+        """As `put`, for texts of one prefill width, `lanes` at most."""
+        size = prefill_columns(max(map(len, texts.values())), width, self.capacity)
+        tokens, lengths = np.zeros((lanes, max(size, 2)), np.int32), np.ones(lanes, np.int32)
+        own, places, most = np.zeros((lanes, 2), np.uint32), np.full(lanes, self.rows), np.full(lanes, 2)
+        for lane, (row, text) in enumerate(texts.items()):
+            tokens[lane, : len(text)], lengths[lane] = text, len(text)
+            own[lane], places[lane], most[lane] = keys[row], row, self.most[row]
+            self.tokens[row, : len(text)] = text
+            self.length[row] = self.begin[row] = len(text)
+            self.failed[row] = False
+        prompts = Prompts(
+            tokens,
+            lengths,
+            keys_of(jax.device_put(own)),
+            most.astype(np.int32),
+            self.asked.sampling_of(lanes),
+            self._eos(False)[:1].repeat(lanes, axis=0),
+            width,
+        )
+        self.state = decoding.insert(self.plain, self.params, self.state, places, prompts)
 
     def _set(self, **fields: np.ndarray) -> None:
         own = {name: value.astype(np.int32) for name, value in fields.items()}

@@ -47,7 +47,7 @@ from specjax.models.contrastive import Contrastive
 from specjax.models.dola import Dola
 from specjax.models.mixers import committed
 from specjax.sampling import row_keys
-from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
+from specjax.search import AStar, EntropyAdaptive, Ralm, SelfAgreement, SpecReason, SpeculativeThinking
 from specjax.search.stepwise import Asked
 from specjax.search.writer import Writer
 from specjax.sharding.mesh import make_mesh
@@ -225,6 +225,16 @@ class Words(Letters):
         return {letter: number for number, letter in enumerate(LETTERS)}
 
 
+class First:
+    """Retrieves the first document; every second guess is another, so that texts go back to what the first was read with."""
+
+    def __call__(self, queries, k):
+        return [[0, 1, 2][:k] for _ in queries]
+
+    def among(self, queries, documents):
+        return [len(query) // 3 % 2 for query in queries]
+
+
 DRAWN = {"temperature": 1.0}
 WAYS = {
     "beam": lambda small: ("beam:num_beams=3", {}),
@@ -242,6 +252,10 @@ WAYS = {
         {},
     ),
     "self_agreement": lambda small: (SelfAgreement(samples=2, before="n", each="m{answer}", after="l"), DRAWN),
+    "ralm": lambda small: (
+        Ralm([[3, 4], [6, 1, 5], [2]], First(), stride=3, ahead=4, document_tokens=8, separator=""),
+        {},
+    ),
     "guidance": lambda small: ("plain:steer=guidance:scale=2", {}),
     "completions": lambda small: ("plain", DRAWN | {"num_return_sequences": 2}),
     "refilled": lambda small: ("speculate:drafter=none", DRAWN | {"batch_size": 2}),
@@ -257,7 +271,7 @@ def said(way, kind, anew):
     return [own.tokens for own in found]
 
 
-GOES_BACK = ("spec_reason", "speculative_thinking")
+GOES_BACK = ("ralm", "spec_reason", "speculative_thinking")
 
 
 @pytest.mark.parametrize(("kind", "way"), pairs(WAYS))

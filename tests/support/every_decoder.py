@@ -32,6 +32,7 @@ from specjax.search import (
     BeamSearch,
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
+    Ralm,
     SelfAgreement,
     Smc,
     SmcSearch,
@@ -174,7 +175,9 @@ THINKING = SpeculativeThinking(
     SMALL, STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=2, turn=2, long_turn=3, longest_long_turn=4,
     help="nlm",
 )  # fmt: skip
+ANSWER = lambda queries, k: [[len(query) % 2, 0][:k] for query in queries]
 STEPWISE = {
+    "ralm": lambda: Ralm(["abc", "dnnm"], ANSWER, ahead=2, separator="n")(LARGE, [[3, 8, 13]], **WARM),
     "astar": lambda: AStar(samples=2, budget=4, width=2, **STEPS)(LARGE, [[3, 8, 13]], **WARM),
     "spec_reason": lambda: SpecReason(SMALL, 0.00025, "likelihood", "nnm", **STEPS)(LARGE, [[3, 8, 13]], **WARM),
     "self_agreement": lambda: SelfAgreement(2, before="n", each="m{answer}", after="l")(LARGE, ["dim"], **WARM),

@@ -15,6 +15,7 @@ ORACLES = {
         "astar": "tests/search/test_astar.py::test_without_a_heuristic_it_is_dijkstra[False]",
         "spec_reason": "tests/search/test_spec_reason.py::test_between_the_ends_it_is_the_oracle[likelihood]",
         "speculative_thinking": "tests/search/test_speculative_thinking.py::test_with_cues_it_is_the_oracle",
+        "ralm": "tests/search/test_ralm.py::test_plain_retrieval_is_the_loop_that_keeps_nothing",
         "self_agreement": "tests/search/test_self_agreement.py::test_texts_are_those_of_two_plain_runs[4]",
     },
     "SELECTIONS": {

@@ -16,10 +16,11 @@ from support.two_models import EOS, LARGE, LETTERS, PROMPTS
 import specjax
 from specjax import cli
 from specjax import decoder as decoding
+from specjax.models.text import encoded
 from specjax.sampling.noise import keys_of
 from specjax.search import Bm25, Dense, Faiss, Ralm, Ranks, writer
 from specjax.search.ralm import best_ahead, match_rate, round_seconds, rows
-from specjax.search.ralm.documents import read_documents
+from specjax.search.ralm.documents import Corpus, read_documents
 from specjax.search.ralm.strides import Pace
 from specjax.search.stepwise import keys_of_prompts
 from specjax.speculative import speculative
@@ -111,8 +112,7 @@ def test_plain_retrieval_is_the_loop_that_keeps_nothing():
     """And it asks once for all prompts before each stride."""
     retriever = Hashed()
     records = way(retriever, ahead=1)(LARGE, PROMPTS, max_new_tokens=NEW)
-    wanted = [loop(prompt, Hashed()) for prompt in PROMPTS[:2]]
-    assert [(own.tokens, own.documents) for own in records[:2]] == wanted
+    assert (records[1].tokens, records[1].documents) == loop(PROMPTS[1], Hashed())
     assert len({own for record in records for own in record.documents}) > 3
     strides = max(len(own.documents) for own in records)
     assert len(retriever.calls) in (strides, strides + 1) and all(k == 1 for _, k in retriever.calls)
@@ -252,6 +252,28 @@ def test_an_object_and_its_line_write_what_a_direct_call_does(tmp_path):
 
 
 @pytest.mark.slow
+def test_in_a_chat_a_document_begins_the_last_message():
+    """A long one is cut, until the message has no more tokens than there is room for."""
+    model = specjax.load("tiny")
+    documents = ["Clara lives in Quito.", "Felix has a kite and an olive." * 9]
+    chat = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Where?"},
+    ]
+    ids, corpus = encoded(model, chat), Corpus(model, documents, 12, "\n")
+    assert corpus.before(None, chat, ids) == ids
+    said = [model.tokenizer.decode(corpus.before(number, chat, ids)) for number in (0, 1)]
+    assert all(own.count("Hello.") == own.count("Where?") == 1 for own in said)
+    assert said[0].index("Yes.") < said[0].index("Clara lives in Quito.\nWhere?")
+    assert 0 < said[1].count("olive") < 9 and len(corpus.before(1, chat, ids)) <= len(ids) + corpus.room
+    answer = lambda queries, k: [[len(query) % 2, 0, 1][:k] for query in queries]
+    method = Ralm(documents, answer, stride=2, document_tokens=12, prefetch=2)
+    wanted = dataclasses.replace(method, ahead=1)(model, [chat], max_new_tokens=12)
+    assert [own.tokens for own in method(model, [chat], max_new_tokens=12)] == [own.tokens for own in wanted]
+
+
+@pytest.mark.slow
 def test_rounds_compile_nothing_new():
     """Once a few prompts were written, other strides, documents and paces run the same programs."""
     asked = {"max_new_tokens": NEW}
@@ -265,6 +287,7 @@ def test_rounds_compile_nothing_new():
 WORDS = ["red kite over the harbour", "a green boat in the harbour", "the green boat", "the green boat", "snow"]
 
 
+@pytest.mark.slow
 def test_bm25_is_the_packages_score_and_ranks_as_it_retrieves():
     pytest.importorskip("bm25s")
     retriever = Bm25(WORDS)
@@ -399,9 +422,18 @@ def test_what_vectors_do_not_take():
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ImportError, match="pip install"):
+    with pytest.raises(ValueError, match="pip install"):
         Bm25(WORDS)
 
 
+@pytest.mark.slow
+def test_the_loop_of_the_other_prompts():
+    for records, kind in (
+        (way(kind(), ahead=1)(LARGE, PROMPTS, max_new_tokens=NEW), kind) for kind in (Hashed, Stubborn)
+    ):
+        assert [(own.tokens, own.documents) for own in records] == [loop(prompt, kind()) for prompt in PROMPTS]
+
+
+@pytest.mark.slow
 def test_it_is_in_the_listing(capsys):
     assert cli.main(["searches"]) == 0 and "\nralm" in capsys.readouterr().out

@@ -44,17 +44,16 @@ class Bm25:
       documents: texts.
 
     Raises:
-      ImportError: without the package.
-      ValueError: if there are none, or one is not a text.
+      ValueError: without the package; if there are no documents, or one is not a text.
     """
 
     def __init__(self, documents: Sequence[str]):
+        if not len(documents) or not all(isinstance(own, str) for own in documents):
+            raise ValueError("BM25 reads words: give documents as texts, at least one, or another retriever")
         try:
             import bm25s
         except ImportError as error:
-            raise ImportError("BM25 needs the package bm25s: pip install 'specjax[retrieval]'") from error
-        if not len(documents) or not all(isinstance(own, str) for own in documents):
-            raise ValueError("BM25 reads words: give documents as texts, at least one, or another retriever")
+            raise ValueError("BM25 needs the package bm25s: pip install 'specjax[retrieval]'") from error
         self._tokenize = bm25s.tokenize
         self.index: Any = bm25s.BM25()
         self.count = len(documents)

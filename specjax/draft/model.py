@@ -120,8 +120,8 @@ class ModelDrafter(TreeDrafter):
 
         def grow(carry, level):
             past, _ = carry
-            positions = view.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
-            block = Block(level.tokens, positions, view.length, level.visible)
+            positions = own.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
+            block = Block(level.tokens, positions, own.length, level.visible)
             output = self.lm(params["draft"], block, cache, wants=Wants(logits=True, final=True), past=past)
             delta = output.delta
             if past is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.other_tokens import other_params, other_tokens
 from support.random_weights import drawn, noisy, whole_numbers
 from support.shapes import changed
 
@@ -61,11 +62,13 @@ from specjax.draft import (
     Rasd,
     Rest,
     Sam,
+    Slem,
     SmallCache,
     Stand,
     Suffix,
     Swift,
     Switch,
+    Tli,
     TokenRecycling,
     Trained,
     adaptive,
@@ -178,6 +181,8 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
     "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "s2d": S2D(DRAFT, Chain(2), exits=(1, 2), thresholds=(0.7,), queue=5),
+    "tli": Tli(other_tokens(DRAFT), Chain(3)),
+    "slem": Slem(lm=other_tokens(DRAFT), length=3),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -395,6 +400,8 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
         for name in DRAFTERS
         if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade"))
     },
+    "tli": lambda target: other_params(TARGET, draft_model(target)),
+    "slem": lambda target: other_params(TARGET, draft_model(target)),
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},

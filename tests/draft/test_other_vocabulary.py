@@ -7,17 +7,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import small_target as small
 from support.conformance import CONFIG, DRAFT, TARGET, complete, draft_model, params, plain, same
+from support.conformance import texts as texts_of
 from support.other_tokens import other_params, other_tokens
 from support.published import toy
 from support.shapes import changed
 
 import specjax
+from specjax import decoder as decoding
 from specjax import models
 from specjax.assembly.companions import drafter_to_train
 from specjax.assembly.other_vocabulary import shared
 from specjax.assembly.registry import build_drafter
-from specjax.draft import ModelDrafter, Slem, Tli, View
+from specjax.draft import (
+    Confidence,
+    ModelDrafter,
+    PromptLookup,
+    Slem,
+    Switch,
+    Tli,
+    View,
+    adaptive,
+)
 from specjax.draft.vocabularies import SharedLM
 from specjax.draft.vocabularies.pieces import LONGEST, piece_arrays, pieces
 from specjax.draft.vocabularies.spelling import Spelt
@@ -148,6 +160,7 @@ def test_text_is_cut_into_the_longest_tokens():
     ]
 
 
+@pytest.mark.slow
 def test_many_tokens_are_found_by_their_polynomials():
     rng = np.random.default_rng(0)
     texts = list({rng.integers(0, 256, size).astype(np.uint8).tobytes() for size in rng.integers(1, LONGEST, 500)})
@@ -251,3 +264,22 @@ def _undecodable():
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rule", "switch"])
+def test_others_are_made_of_it(name):
+    """A chain that ends by a rule, and steps that leave it out."""
+    lm = small.with_layers(small.TARGET, 1)
+    part = Tli(other_tokens(lm), Chain(2))
+    weights = small.params_of(part, small.TARGET, ())
+    own = weights["draft"]
+    drafter, model = {
+        "rule": (adaptive(part, Confidence(0.1), 3), {"drafter": own, "rule": None}),
+        "switch": (Switch((PromptLookup(length=3, min_ngram=1), part), pool=0), (None, own)),
+    }[name]
+    decoder = specjax.speculative(small.TARGET, drafter)
+    state = small.begin(decoder, {**weights, "draft": model})
+    state = decoding.run(decoder, {**weights, "draft": model}, state)
+    assert texts_of(state) == [list(text) for text in small.free_texts(small.TARGET)]
+    assert sum(np.sum(state.stats.accepted, axis=0)[1:]) > 0

@@ -41,6 +41,8 @@ SAMPLING = FOLDER.parent / "specjax" / "sampling_fields.py"
 PAGES = FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))
 NEEDS = {
     "model": "a model of the same vocabulary",
+    "other_model": "a model of any vocabulary",
+    "other_text": "a model of any vocabulary",
     "sorted_draft": "a model of the same vocabulary, best trained with exits",
     "masked_draft": "such a model, trained with masks",
     "fed_draft": "such a model, trained with masks and features",
@@ -338,6 +340,8 @@ def rings() -> Iterator[tuple[str, ...]]:
 _DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
 _LOADED = {
     "model": "drafts",
+    "other_model": "drafts",
+    "other_text": "drafts",
     "sorted_draft": "drafts",
     "masked_draft": "drafts",
     "fed_draft": "drafts",

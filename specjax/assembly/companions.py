@@ -8,13 +8,15 @@ from typing import Any
 import jax
 
 from specjax.about import abouts
+from specjax.assembly.other_vocabulary import shared
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
-from specjax.draft import Drafter, ModelDrafter, adaptive
+from specjax.draft import Drafter, ModelDrafter, Tli, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.masks_on_disk import GAD, LUD, PARD, named_mask, read_mask
 from specjax.draft.padded import PaddedLM
 from specjax.draft.s2d.folder import named_exits
+from specjax.expand import Chain
 from specjax.lm import check_both_encode, encodes
 from specjax.models import DEFAULT_MODEL
 from specjax.sharding.rules import replicated
@@ -247,9 +249,55 @@ def _model(
         lm, params = load_compact(f"the draft model {found!r}", folder, target, mesh)
         return stored.kind(lm, **stored.fields).bind(target.lm), params
     draft = draft_model(found, target, mesh)
+    if stored.kind is ModelDrafter and _has_other_tokens(draft, target):
+        return _of_shared(Tli, stored, draft, target, mesh)
     drafter = stored.kind(padded(draft, target), **{**named(draft), **stored.fields}).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
+
+
+def drafter_to_train(name: str, target: Any) -> tuple[Any, Any]:
+    """A `ModelDrafter` with a draft model that is to be trained, or that training reads, and its parameters.
+
+    Raises:
+      ValueError: if it cannot be loaded, or has other tokens than the target.
+    """
+    drafter, params = Stored(ModelDrafter, name, {"expander": Chain()}).load(target)
+    if type(drafter) is not ModelDrafter:
+        raise ValueError(
+            f"the draft model {name!r} has other tokens than {target.name!r}: it drafts as it is (draft:model={name}), "
+            "and only a model with the target's tokenizer is trained for it"
+        )
+    return drafter, params
+
+
+def _has_other_tokens(draft: Any, target: Any) -> bool:
+    """Whether two tokenizers differ by more than padding."""
+    try:
+        padded(draft, target)
+        check_vocabulary(draft, target)
+    except ValueError:
+        return True
+    return False
+
+
+def _of_shared(kind: Any, stored: Stored, draft: Any, target: Any, mesh: Any, texts: bool = False) -> tuple[Any, Any]:
+    """A drafter of a kind whose draft model has other tokens than the target."""
+    lm, params = shared(draft, target, mesh, texts)
+    return kind(lm, **stored.fields).bind(target.lm), params
+
+
+def _other_text(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    return _other_model(stored, target, mesh, texts=True)
+
+
+def _other_model(stored: Stored, target: Any, mesh: Any, texts: bool = False) -> tuple[Any, Any]:
+    from specjax.draft.heads.compact_folder import compact_folder
+
+    found = stored.found(target)
+    if compact_folder(found) is not None:
+        raise ValueError(f"the draft model {found!r} has the tokens of its target: use draft:model={found}")
+    return _of_shared(stored.kind, stored, draft_model(found, target, mesh), target, mesh, texts)
 
 
 def _sorted_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
@@ -455,6 +503,8 @@ class Loader:
 _DIFFUSION = {"what": "diffusion model", "how": "a smaller one with its tokenizer"}
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "other_model": Loader(_other_model, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
+    "other_text": Loader(_other_text, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
     "sorted_draft": Loader(
         _sorted_draft,
         f"{_TARGET}-draft",

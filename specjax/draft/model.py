@@ -124,8 +124,8 @@ class ModelDrafter(TreeDrafter):
 
         def grow(carry, level):
             past, _ = carry
-            positions = view.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
-            block = Block(level.tokens, positions, view.length, level.visible)
+            positions = own.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
+            block = Block(level.tokens, positions, own.length, level.visible)
             output = self.passed(params["draft"], block, cache, past)
             delta = output.delta
             if past is not None:

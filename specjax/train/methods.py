@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.assembly.companions import Stored
+from specjax.assembly.companions import Stored, drafter_to_train
 from specjax.diffusion.unmask import Unmask
-from specjax.draft import ModelDrafter
 from specjax.draft.adaptive import Rule
 from specjax.draft.base import Trained
 from specjax.draft.head import most_frequent
 from specjax.draft.heads.folder import save_head
-from specjax.expand import Chain
 from specjax.train.options import TrainOptions
 from specjax.train.task import Read, Task, check_length, check_masked, divergence_of, fields_of, refuse, with_preset
 from specjax.verify import Verifier
@@ -154,7 +152,7 @@ def rule_task(
     if target.masked is not None:
         raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
     of_rule, of_objective = fields_of(options.drafter, kind, objective)
-    drafter, draft_params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(target)
+    drafter, draft_params = drafter_to_train(options.draft, target)
     check_length(options, drafter.lm)
     made = objective(target.lm, drafter.lm, rule=kind(**of_rule), **of_objective)
     frozen = (target.params, draft_params)

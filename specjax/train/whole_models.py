@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import models
-from specjax.assembly.companions import Stored
-from specjax.draft import ModelDrafter
+from specjax.assembly.companions import drafter_to_train
 from specjax.draft.gad.objective import TrainGad
 from specjax.draft.head import most_frequent
 from specjax.draft.heads.compact_folder import save_compact
@@ -17,7 +16,6 @@ from specjax.draft.lud.objective import TrainLud
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
-from specjax.expand import Chain
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.objectives.next_token import NextToken
 from specjax.sharding.distributed import is_first
@@ -60,7 +58,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
     ids: tuple[int, ...] = ()
     check_all_tokens(options.draft, options.reference)
     if options.draft is not None:
-        drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
+        drafter, params = drafter_to_train(options.draft, full)
         lm: Any = drafter.lm
     else:
         if options.draft_vocabulary is not None:
@@ -71,7 +69,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
     check_length(options, lm)
     frozen = target.params
     if options.reference is not None:
-        reference, reference_params = Stored(ModelDrafter, options.reference, {"expander": Chain()}).load(full)
+        reference, reference_params = drafter_to_train(options.reference, full)
         if reference.lm != lm:
             raise ValueError(f"--reference {options.reference!r} is not a model of the draft's shape")
         frozen = (target.params, reference_params)

@@ -36,11 +36,11 @@ def draft(rows):
     return lm, {**own, "layers": {i: own["layers"][i] for i in range(2)}, "embed": {"embedding": jnp.asarray(table)}}
 
 
-def built(folder, rows, vocab=WORDS, target_vocab=WORDS, line="length=3"):
+def built(folder, rows, vocab=WORDS, target_vocab=WORDS, line="length=3", kind="draft"):
     lm, own = draft(rows)
     specjax.models.save(folder, lm, own, tokenizer=words(vocab))
     target = dataclasses.replace(toy(), tokenizer=words(target_vocab))
-    return build_drafter(f"draft:model={folder},{line}", target)
+    return build_drafter(f"{kind}:model={folder},{line}", target)
 
 
 @pytest.mark.slow
@@ -79,6 +79,8 @@ def test_a_padded_draft_grows_trees(rows, tmp_path):
 def test_more_than_padding_is_refused(tmp_path):
     one_more = {**WORDS, "more": V - 6}
     with pytest.raises(ValueError, match=r"not all that differ are padding: token 90 of 'toy' is 'more'"):
+        built(tmp_path / "draft", V - 6, target_vocab=one_more, kind="s2d")
+    with pytest.raises(ValueError, match=r"another vocabulary than 'toy', and no tokens can be shared"):
         built(tmp_path / "draft", V - 6, target_vocab=one_more)
     with pytest.raises(ValueError, match="another vocabulary than 'toy'"):
         built(tmp_path / "other", V + 32, {f"v{i}": i for i in range(1, V - 6)} | {"w0": 0})

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.other_tokens import other_params, other_tokens
 from support.random_weights import drawn, noisy, whole_numbers
 from support.shapes import changed
 
@@ -65,11 +66,13 @@ from specjax.draft import (
     Rest,
     Saguaro,
     Sam,
+    Slem,
     SmallCache,
     Stand,
     Suffix,
     Swift,
     Switch,
+    Tli,
     TokenRecycling,
     Trained,
     adaptive,
@@ -188,6 +191,8 @@ DRAFTERS: dict[str, Drafter] = {
     "pearl": Pearl(DRAFT, length=3),
     "saguaro": Saguaro(DRAFT, length=2, fan=2),
     "mirror_sd": MirrorSD(DRAFT, length=2, fan=2, exit=2),
+    "tli": Tli(other_tokens(DRAFT), Chain(3)),
+    "slem": Slem(lm=other_tokens(DRAFT), length=3),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),
@@ -406,6 +411,8 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
         for name in DRAFTERS
         if name.startswith(("draft", "s2d", "pard", "gad", "diffusion", "cascade", "pearl", "saguaro", "mirror_sd"))
     },
+    "tli": lambda target: other_params(TARGET, draft_model(target)),
+    "slem": lambda target: other_params(TARGET, draft_model(target)),
     "pard2": lambda target: {"lm": draft_model(target), "fc": {"kernel": jnp.asarray(whole_numbers((3 * 64, 64), 5))}},
     "diffuspec": lambda target: {"model": draft_model(target), "trigrams": None},
     "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},

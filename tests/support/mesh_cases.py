@@ -34,8 +34,9 @@ a third of its time; on a mesh they are tested with fewer drafters."""
 
 SHALLOW = LlamaLM(changed(TARGET.config, num_hidden_layers=2))
 SMALLER = LlamaLM(changed(TARGET.config, num_hidden_layers=1))
-DEEP = ("hidden_transfer", "swift", "del", "s2d", "easyspec")
-"""Drafters that leave out, choose or group layers, or have the first; two are enough for the others, and compile sooner."""
+DEEP = ("hidden_transfer", "swift", "del", "s2d", "easyspec", "tli", "slem")
+"""Drafters that leave out, choose or group layers, have the first, or whose model is made for the table's target; two layers
+are enough for the others, and compile sooner."""
 
 
 def decoder_on(spec, name):

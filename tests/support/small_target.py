@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support.conformance import DRAFTERS as LINES
+from support.other_tokens import other_params, with_other
 from support.random_weights import drawn, whole_numbers
 from support.shapes import changed
 
@@ -35,6 +36,7 @@ from specjax.draft.ahead import Ahead
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.draft.one_pass import OnePass
+from specjax.draft.vocabularies.shared import OtherTokens
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, llama_config
 from specjax.prompts import Prompts
@@ -118,6 +120,8 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
         return dataclasses.replace(drafter, members=tuple(smaller(member, lm) for member in drafter.members))
     if isinstance(drafter, Adaptive):
         return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
+    if isinstance(drafter, OtherTokens):
+        return with_other(drafter, with_layers(lm, 1))
     changes = (
         {"lm": with_layers(lm, layers_of(drafter))}
         if isinstance(drafter, ModelDrafter | OnePass | Cascade | Ahead)
@@ -158,6 +162,8 @@ def params_of(drafter: Drafter, lm: LlamaLM, said):
         size = lm.config.hidden_size
         features = size * len(drafter.bind(lm).joined.target_layers)
         own = {"lm": draft, "fc": {"kernel": jnp.asarray(whole_numbers((features, size), 5))}}
+    elif isinstance(drafter, OtherTokens):
+        own = other_params(lm, draft)
     elif isinstance(drafter, DiffuSpec):
         own = {"model": draft, "trigrams": None}
     elif isinstance(drafter, Switch):

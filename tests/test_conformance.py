@@ -135,6 +135,7 @@ def test_slots_do_not_matter(name):
 KIN = (
     "adaptive-goodput", "clover", "clover2", "dflash2", "diffusion_draft-top_k", "domino", "dspark", "eagle1", "eagle3-top_k",
     "fspad", "fuse", "gemma4_assistant-clusters", "gumiho", "jetspec-best_first", "griffin", "mtp", "peagle", "rasd", "s2d",
+    "longspec",
 )  # fmt: skip
 """Drafters that know of a prompt what another of the table does: they are not tried with a shared prefix."""
 PREFIXED = [name for name in DRAFTERS if name not in TWINS + KIN] + list(PREFIXED_ON_MODELS)

@@ -42,6 +42,7 @@ _IN_THE_SLOW_SET = {
     "dflash2",
     "s2d",
     "lud",
+    "longspec",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
@@ -54,7 +55,7 @@ SLOW = (
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
     "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
-    "lookahead", "cascade", "switch", "s2d", "lud",
+    "lookahead", "cascade", "switch", "s2d", "lud", "longspec",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

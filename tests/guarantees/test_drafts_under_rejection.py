@@ -98,7 +98,7 @@ SLOW = (
     "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2", "eagle3", "fspad", "griffin", "falcon", "gumiho",
     "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first", "mtp", "gemma4_assistant", "clover", "clover2",
     "ppd", "hidden_transfer", "small_cache", "lookahead",
-    "draft-early_stop", "rasd", "cascade", "switch", "s2d", "lud",
+    "draft-early_stop", "rasd", "cascade", "switch", "s2d", "lud", "longspec",
 )  # fmt: skip
 
 

@@ -136,6 +136,7 @@ KIN = (
     "adaptive-goodput", "clover", "clover2", "dflash2", "diffusion_draft-top_k", "domino", "dspark", "eagle1", "eagle3-top_k",
     "fspad", "fuse", "gemma4_assistant-clusters", "gumiho", "jetspec-best_first", "griffin", "mtp", "peagle", "rasd", "s2d",
     "easyspec",
+    "longspec",
 )  # fmt: skip
 """Drafters that know of a prompt what another of the table does: they are not tried with a shared prefix."""
 PREFIXED = [name for name in DRAFTERS if name not in TWINS + KIN] + list(PREFIXED_ON_MODELS)

@@ -40,6 +40,7 @@ from specjax.draft.domino import Domino as Domino
 from specjax.draft.jetspec import JetSpec as JetSpec
 from specjax.draft.mtp import MTP as MTP
 from specjax.draft.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
+from specjax.draft.longspec import LongSpec as LongSpec
 from specjax.draft.clover import Clover as Clover
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD

@@ -49,6 +49,7 @@ _IN_THE_SLOW_SET = {
     "mirror_sd",
     "tli",
     "slem",
+    "longspec",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
@@ -62,7 +63,7 @@ SLOW = (
     "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
     "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
-    "saguaro", "mirror_sd", "tli", "slem",
+    "saguaro", "mirror_sd", "tli", "slem", "longspec",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

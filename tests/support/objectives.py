@@ -25,6 +25,7 @@ from specjax.draft import (
     HiddenTransfer,
     Hydra,
     Kangaroo,
+    LongSpec,
     LSTMSpeculator,
     Medusa,
     MLPSpeculator,
@@ -48,6 +49,7 @@ from specjax.draft.gumiho.objective import TrainGumiho
 from specjax.draft.hidden_transfer.objective import TrainHiddenTransfer
 from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.kangaroo.objective import TrainKangaroo
+from specjax.draft.longspec.objective import TrainLongSpec
 from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
@@ -80,6 +82,7 @@ FIXED = {
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
     "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),
     "gemma4_assistant": TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), unroll=2),
+    "longspec": TrainLongSpec(LongSpec(window=4).bind(tiny.TARGET), reach=0, lag=1),
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
     "lm": NextToken(tiny.DRAFT),

@@ -49,6 +49,7 @@ def test_which_objectives_run_the_target_themselves():
         "joint",
         "lm",
         "lm_sparsity",
+        "longspec",
         "ppd",
         "s2d",
     }

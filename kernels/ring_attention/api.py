@@ -56,8 +56,9 @@ def ring_attention(
       `[B, T, K * G, H]` in the query's type.
 
     Raises:
-      ValueError: on incompatible shapes, among them a causal one with T other than S whose queries move; on a mesh with `Explicit` axes (as from `jax.make_mesh`); and inside a
-        `shard_map` over the axis, where arrays are not whole.
+      ValueError: on incompatible shapes, among them a causal sequence of more keys than queries, or fewer, whose queries
+        move; on a mesh with `Explicit` axes (as from `jax.make_mesh`); and inside a `shard_map` over the axis, where arrays
+        are not whole.
     """
     if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3] or not query.size * key.size:
         raise ValueError(
@@ -96,7 +97,8 @@ def _ring(query, key, value, is_causal, scale, mesh, block_size, moves):
     pad = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % parts), (0, 0), (0, 0)))
     operands = grouped(pad(query), key.shape[2]), pad(key).swapaxes(1, 2), pad(value).swapaxes(1, 2)
     local = functools.partial(
-        _queries if moves == "queries" and count > 1 else _local, axis=axis if count > 1 else None, group=query.shape[2] // key.shape[2], keys=key.shape[1],
+        _queries if moves == "queries" and count > 1 else _local, axis=axis if count > 1 else None,
+        group=query.shape[2] // key.shape[2], keys=key.shape[1],
         is_causal=is_causal, scale=scale, block=block_size,
     )  # fmt: skip
     if count > 1:

@@ -6,6 +6,7 @@ read. In a causal sequence of 2 n chunks device r owns the chunks r and 2 n - 1 
 In the shape descriptions `M` denotes the queries of one kv-head, of both chunks of a device, `S` its keys.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,8 +49,7 @@ def causal(axis: str, queries: Array, key: Array, value: Array, read: Read) -> F
         # the first chunk of a later owner sees nothing here, so it is not sent to those that come before it
         early = jax.lax.ppermute(early, axis, [(i + 1, i) for i in range(count - step)])
         late = jax.lax.ppermute(late, axis, _shifted(count, -1))
-        wrapped = me >= count - step
-        pick = lambda yes, no: jax.tree.map(lambda a, b: jnp.where(wrapped, a, b), yes, no)
+        pick = functools.partial(_picked, me >= count - step)
         of_late = read(nothing(late.shape), late, early_key, early_value, every)
         other = pick(late, early), pick(late_key, early_key), pick(late_value, early_value)
         more = read(pick(of_late, nothing(late.shape)), *other, every)
@@ -58,6 +58,10 @@ def causal(axis: str, queries: Array, key: Array, value: Array, read: Read) -> F
         home_late = together(home_late, returned(axis, pick(more, of_late), _shifted(count, step)))
     joined = [both(a, b) for a, b in zip(home_early, home_late, strict=True)]
     return Found(*(contiguous(axis, leaf) for leaf in joined))
+
+
+def _picked(which: Array, yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(which, a, b), yes, no)
 
 
 def returned(axis: str, found: Found, places: list[tuple[int, int]], arrives: Array | bool = True) -> Found:

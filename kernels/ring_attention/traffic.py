@@ -50,7 +50,9 @@ def traffic(
     steps = range(1, devices)
     query, found = part * heads * width * size, part * heads * (width + 1) * 4
     away = lambda step: 1 if switched else step
-    return Traffic(round(query * sum(map(share, steps))), round(found * sum(share(step) * away(step) for step in steps)))
+    return Traffic(
+        round(query * sum(map(share, steps))), round(found * sum(share(step) * away(step) for step in steps))
+    )
 
 
 def fewest(query: jax.Array, key: jax.Array, is_causal: bool, devices: int) -> str:

@@ -187,7 +187,7 @@ DRAFTERS: dict[str, Drafter] = {
     "easyspec": EasySpec(DEEPER, Chain(2), group=2),
     "pearl": Pearl(DRAFT, length=3),
     "saguaro": Saguaro(DRAFT, length=2, fan=2),
-    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2, exit=2),
+    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),
     "pard2": Pard2(DRAFT, Chain(3), mask_id=95),
     "gad": Gad(DRAFT, 95, Chain(3), recent=4),

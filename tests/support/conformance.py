@@ -191,7 +191,7 @@ DRAFTERS: dict[str, Drafter] = {
     "easyspec": EasySpec(DEEPER, Chain(2), group=2),
     "pearl": Pearl(DRAFT, length=3),
     "saguaro": Saguaro(DRAFT, length=2, fan=2),
-    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2, exit=2),
+    "mirror_sd": MirrorSD(DRAFT, length=2, fan=2),
     "tli": Tli(other_tokens(DRAFT), Chain(3)),
     "slem": Slem(lm=other_tokens(DRAFT), length=3),
     "pard": Pard(DRAFT, Chain(3), mask_id=95),

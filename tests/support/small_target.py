@@ -22,7 +22,6 @@ from specjax.draft import (
     Drafter,
     EasySpec,
     Lud,
-    MirrorSD,
     ModelDrafter,
     Pard,
     Pard2,
@@ -130,7 +129,6 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
     changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
     changes |= {"pad": lm.vocab_size - 1} if isinstance(drafter, Lud) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
-    changes |= {"exit": 1} if isinstance(drafter, MirrorSD) else {}
     return dataclasses.replace(drafter, **changes)
 
 

@@ -21,7 +21,7 @@ CHECK = """
 import specjax, sys
 assert not specjax.__file__.startswith({root!r}), specjax.__file__
 import specjax.kernels.tree_attention, specjax.sharding
-assert sorted(specjax.models.shipped()) == ["tiny", "tiny-diffusion", "tiny-draft"]
+assert sorted(specjax.models.shipped()) == ["tiny", "tiny-diffusion", "tiny-draft", "tiny-keys"]
 assert specjax.models.load("tiny-draft").tokenizer is not None
 import importlib.util
 assert all(importlib.util.find_spec(name) is None or "specjax" not in (importlib.util.find_spec(name).origin or "")

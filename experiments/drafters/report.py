@@ -12,6 +12,33 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 HERE = pathlib.Path(__file__).resolve().parent
+CLAIMS = {
+    "medusa": "2.2 times plain",
+    "hydra": "1.31 times Medusa",
+    "mlp_speculator": "2 to 3 times plain",
+    "lstm_speculator": "not at hand",
+    "clover": "up to 2.46 times plain, 1.57 times Medusa",
+    "clover2": "9.3% over EAGLE",
+    "chimera": "2.7 times plain",
+    "hidden_transfer": "more accepted tokens than Medusa",
+    "ppd": "up to 2.49 times plain",
+    "kangaroo": "up to 1.68 times plain",
+    "falcon": "2.91 to 3.51 times plain",
+    "eagle1": "about 3 times plain",
+    "hass": "8% to 20% over EAGLE-2",
+    "fspad": "0.28 to 0.48 tokens per step over EAGLE-2",
+    "griffin": "8% longer accepted texts than EAGLE-2 and others, 7% faster; 1.3 times EAGLE-2 in its page",
+    "gumiho": "faster than EAGLE-2 and Hydra; no one number",
+    "eagle3": "up to 6.5 times plain, 1.4 times EAGLE-2",
+    "mtp": "1.8 times plain, with one drafted token",
+    "peagle": "1.10 to 1.36 times EAGLE-3",
+    "dflash": "over 6 times plain, up to 2.5 times EAGLE-3",
+    "dflash2": "not at hand",
+    "domino": "up to 5.49 times plain",
+    "dspark": "16% to 31% longer accepted texts than DFlash and EAGLE-3",
+    "jetspec": "9.64 times plain on MATH-500, 4.58 on MT-Bench",
+}
+"""What papers and pages of heads say, with their own models, trees, training and hardware."""
 MARKED = re.compile(r"<!-- measured: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -83,9 +110,32 @@ def beside(name: str) -> str:
     return "\n".join(lines)
 
 
+def equal() -> str:
+    """Every head after the same seconds of training, by tokens per step of greedy text, and what its paper says."""
+    greedy, sampled = (
+        {row["decoder"]: row for row in json.loads((HERE / f"equal_{how}.json").read_text())["rows"]}
+        for how in ("greedy", "sampled")
+    )
+    heads = {row["head"]: row for row in json.loads((HERE / "equal.json").read_text())}
+    assert all(row["identical_text"] for rows in (greedy, sampled) for row in rows.values())
+    accepted = "accepted at least 1, 2, 3 ..."
+    lines = [
+        f"| head | updates | seconds | MB | tokens per step, greedy | {accepted} | at temperature 1 | {accepted} | its paper claims |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted(heads, key=lambda name: -greedy[name]["tokens_per_step"]):
+        told = [
+            f"{row['tokens_per_step']:.2f} | {' '.join(f'{share:.2f}' for share in row['acceptance_by_depth'])}"
+            for row in (greedy[name], sampled[name])
+        ]
+        size = f"{heads[name]['updates']} | {heads[name]['seconds']:.0f} | {heads[name]['bytes'] / 1e6:.1f}"
+        lines.append(f"| `{heads[name]['line']}` | {size} | {' | '.join(told)} | {CLAIMS[name]} |")
+    return "\n".join(lines)
+
+
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    own = {"trees": trees, "before": before} | {name: functools.partial(beside, name) for name in ("later", "newer")}
+    own = {"trees": trees, "before": before, "equal": equal} | {name: functools.partial(beside, name) for name in ("later", "newer")}
     made = lambda name: own[name]() if name in own else table(name)
     new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)

@@ -120,7 +120,8 @@ def equal() -> str:
     assert all(row["identical_text"] for rows in (greedy, sampled) for row in rows.values())
     accepted = "accepted at least 1, 2, 3 ..."
     lines = [
-        f"| head | updates | seconds | MB | tokens per step, greedy | {accepted} | at temperature 1 | {accepted} | its paper claims |",
+        f"| head | updates | seconds | MB | tokens per step, greedy | {accepted} "
+        f"| at temperature 1 | {accepted} | its paper claims |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in sorted(heads, key=lambda name: -greedy[name]["tokens_per_step"]):
@@ -135,7 +136,9 @@ def equal() -> str:
 
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    own = {"trees": trees, "before": before, "equal": equal} | {name: functools.partial(beside, name) for name in ("later", "newer")}
+    own = {"trees": trees, "before": before, "equal": equal} | {
+        name: functools.partial(beside, name) for name in ("later", "newer")
+    }
     made = lambda name: own[name]() if name in own else table(name)
     new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)

@@ -11,7 +11,7 @@ from specjax.models.json_file import read_json
 
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Tokenizer classes that consist of `tokenizer.json` and nothing more."""
-_MODELS = ("llama", "qwen3", "Dream", "a2d-qwen3")
+_MODELS = ("llama", "qwen3", "smollm3", "Dream", "a2d-qwen3")
 """Model types for which transformers uses the tokenizer class that the folder names."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
 _ENDS = ("add_bos_token", "add_eos_token")

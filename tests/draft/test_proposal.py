@@ -1,5 +1,7 @@
 """What a proposal hands to the target, and two proposals under one root."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +88,8 @@ STORELESS = [name for name in DRAFTERS if name not in ("rest", "rasd")]  # a sto
 def test_a_drafter_says_what_its_trees_are(name):
     """Before any is proposed, as a verifier asks it; and drawn children come with their distributions, others without."""
     decoder, model = specjax.speculative(TARGET, DRAFTERS[name]), params(name)
-    drafter = decoder.drafter
+    drafter = decoder.drafter.recording(True)
+    decoder = dataclasses.replace(decoder, drafter=drafter)
 
     def propose(model):
         state = decoder.empty(model, 2, CAPACITY)

@@ -42,9 +42,9 @@ class Spelt:
     @classmethod
     def empty(cls, lm: LM, batch: int, capacity: int, dtype: Any) -> "Spelt":
         """Of empty texts with room for `capacity` tokens of the draft model."""
-        zeros = jnp.zeros((batch,), jnp.int32)
+        none = lambda: jnp.zeros((batch,), jnp.int32)  # each of its own: a state is given away once
         cache = lm.init_cache(batch, capacity + WIDEST, dtype)
-        return cls(cache, zeros, jnp.zeros((batch, capacity), jnp.int32), zeros, zeros, jnp.zeros((batch,), bool))
+        return cls(cache, none(), jnp.zeros((batch, capacity), jnp.int32), none(), none(), jnp.zeros((batch,), bool))
 
     def axes(self, lm: LM) -> "Spelt":
         """See `specjax.draft.Drafter.axes`."""

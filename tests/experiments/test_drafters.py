@@ -1,8 +1,12 @@
 """The page on drafters says what its reports do."""
 
+import json
+import tomllib
+
 import pytest
 
-from experiments.drafters.report import HERE, MARKED, written
+from experiments.drafters.equal import SECONDS, heads
+from experiments.drafters.report import CLAIMS, HERE, MARKED, written
 from specjax import models
 from specjax.bench.prompts import questions
 from specjax.serve.engine import Engine
@@ -12,6 +16,15 @@ def test_the_page_says_what_the_reports_do():
     page = (HERE / "README.md").read_text()
     assert written(page) == page, "run experiments/drafters/report.py"
     assert {"greedy", "sampled", "wide", "wide_greedy", "wide_sampled"} <= {*MARKED.findall(page)}
+
+
+def test_all_heads_had_about_the_same_seconds():
+    """Every head of the recipe, and HASS: as many seconds as updates allow, and a claim beside."""
+    rows = {row["head"]: row for row in json.loads((HERE / "equal.json").read_text())}
+    assert rows.keys() == heads(tomllib.loads((HERE / "config.toml").read_text())).keys() == CLAIMS.keys()
+    assert all(0.75 * SECONDS < row["seconds"] < 1.3 * SECONDS for row in rows.values())
+    for how in ("greedy", "sampled"):
+        assert [row["decoder"] for row in json.loads((HERE / f"equal_{how}.json").read_text())["rows"]] == list(rows)
 
 
 HEADS = (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from specjax.kernels.ring_attention import queries, ring
-from specjax.kernels.ring_attention.traffic import fewest
+from specjax.kernels.ring_attention.traffic import fewest, has_switch
 from specjax.kernels.tree_attention.parts import finished, grouped, nothing, ungrouped
 from specjax.sharding.rules import RULES, partition
 
@@ -85,7 +85,8 @@ def ring_attention(
             f"ring_attention needs a mesh whose axes are Auto, not {over.axis_types}: make it with specjax.sharding.make_mesh"
         )
     if moves == "fewest":
-        moves = fewest(query, key, is_causal, 1 if over.empty else over.shape.get(RULES["tokens"], 1))
+        devices = 1 if over.empty else over.shape.get(RULES["tokens"], 1)
+        moves = fewest(query, key, is_causal, devices, has_switch(over))
     return _ring(query, key, value, is_causal, scale, over, block_size, moves)
 
 

@@ -1,6 +1,7 @@
 """The bytes that go over a link when keys move and when queries move."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -55,11 +56,18 @@ def traffic(
     )
 
 
-def fewest(query: jax.Array, key: jax.Array, is_causal: bool, devices: int) -> str:
-    """What to move for these arrays on a ring of devices: `keys`, or `queries` if its busier direction has fewer bytes."""
+def fewest(query: jax.Array, key: jax.Array, is_causal: bool, devices: int, switched: bool = False) -> str:
+    """What to move for these arrays: `keys`, or `queries` if their busier direction has fewer bytes; see `traffic`."""
     if is_causal and query.shape[1] != key.shape[1]:
         return "keys"
     sizes = {"heads": query.shape[2], "kv_heads": key.shape[2], "width": query.shape[3], "devices": devices}
-    known = {"tokens": key.shape[1], "is_causal": is_causal, "size": np.dtype(key.dtype).itemsize}
+    known = {"tokens": key.shape[1], "is_causal": is_causal, "size": np.dtype(key.dtype).itemsize, "switched": switched}
     keys, queries = (traffic(moves, **sizes, **known) for moves in ("keys", "queries"))
     return "queries" if queries.longest < keys.longest else "keys"
+
+
+def has_switch(mesh: Any) -> bool:
+    """Whether the devices of a mesh have links to all: GPUs of a node do, and TPUs and others are taken to be a ring."""
+    devices = getattr(mesh, "devices", None)  # an abstract mesh has none: then those of this program
+    platform = jax.default_backend() if devices is None else devices.flat[0].platform
+    return platform in ("gpu", "cuda", "rocm")

@@ -32,19 +32,20 @@ class Reader:
 
     def __init__(self, served: Served, mesh: jax.sharding.Mesh):
         self.served, self.mesh = served, mesh
-        self._ahead: dict[bytes, Any] = {}
+        self._ahead: dict[tuple[int, bytes], Any] = {}
 
     def read_ahead(self, slots: Slots, requests: Sequence[Request], keys: np.ndarray, prefix: Any) -> None:
         """Begins to read the prompts of requests that enter next, and does not wait for it."""
         for request, key in zip(requests, keys, strict=True):
-            if key.tobytes() not in self._ahead:
-                self._ahead[key.tobytes()] = self._row(slots, request, key, prefix)
+            if (known := (id(request), key.tobytes())) not in self._ahead:
+                self._ahead[known] = self._row(slots, request, key, prefix)
 
     def rows(self, slots: Slots, requests: Sequence[Request], keys: np.ndarray, prefix: Any) -> list[Any]:
         """Each request's row after its prompt was read, as `decoder.row_of` returns it, on the mesh that decodes."""
-        self.read_ahead(slots, requests, keys, prefix)
-        decoder = slots.served.decoder
-        read = [self._ahead.pop(key.tobytes()) for key in keys]
+        decoder, read = slots.served.decoder, []
+        for request, key in zip(requests, keys, strict=True):
+            ready = self._ahead.pop((id(request), key.tobytes()), None)
+            read.append(self._row(slots, request, key, prefix) if ready is None else ready)
         alone = lambda names: tuple(None if name == "batch" else name for name in names)
         axes = jax.tree.map(alone, decoder.axes(read[0]), is_leaf=lambda names: isinstance(names, tuple))
         return [jax.device_put(row, shardings(self.mesh, axes, row)) for row in read]

@@ -13,7 +13,7 @@ from support.planned import skip_without_compiler
 
 from specjax import models
 from specjax.kernels.ring_attention import ring_attention
-from specjax.kernels.ring_attention.traffic import fewest, traffic
+from specjax.kernels.ring_attention.traffic import fewest, has_switch, traffic
 from specjax.plan.rings import rings
 from specjax.sharding import make_mesh
 from specjax.sharding.aot import devices
@@ -116,7 +116,8 @@ def test_the_bytes_over_a_link():
     many = jax.ShapeDtypeStruct((1, 64, 8, 16), jnp.float32)
     assert fewest(many, many, True, 2) == "queries"  # as many kv-heads as heads, and a short way home
     assert fewest(many, jax.ShapeDtypeStruct((1, 64, 1, 16), jnp.float32), True, 2) == "keys"
-    assert fewest(many, many, True, 8) == "keys"
+    assert fewest(many, many, True, 8) == "keys" and fewest(many, many, True, 8, switched=True) == "queries"
+    assert not has_switch(make_mesh("context=8"))
 
 
 def test_a_plan_says_what_both_send():
@@ -139,6 +140,7 @@ def test_what_a_compiled_program_sends():
     """Over 16 chips: queries to the device before, results straight home, and the first chunk of later owners alone."""
     skip_without_compiler("v5p:2x2x4")
     mesh = make_mesh("context=16", devices("v5p:2x2x4"))
+    assert not has_switch(mesh) and has_switch(make_mesh("context=8", devices("h100:8")))
     x = jax.ShapeDtypeStruct((1, 4096, 4, 128), jnp.bfloat16, sharding=NamedSharding(mesh, jax.P(None, "context")))
     run = jax.jit(lambda *x: ring_attention(*x, is_causal=True, mesh=mesh, moves="queries"))
     text = run.lower(x, x, x).compile().as_text()

@@ -59,6 +59,8 @@ def test_a_shared_prefix_and_completions_of_one_prompt(model):
     ):
         asked = [engine.request([*shared, *ids], max_new_tokens=5, temperature=1.0, seed=1) for ids in PROMPTS]
         asked += [engine.request(shared + [9], max_new_tokens=5, temperature=1.0, seed=2, sample=n) for n in range(3)]
+        named = {"max_new_tokens": 5, "temperature": 1.0, "id": "a"}  # two prompts, and one twice, with one noise
+        asked += [engine.request([*shared, *ids], **named) for ids in (PROMPTS[1], PROMPTS[2], PROMPTS[2])]
         found.append([record.tokens for record in engine.run(asked, batch_size=2, shared_prefix=True)])
     assert found[0] == found[1]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.other_tokens import other_params, other_tokens
 from support.random_weights import drawn, noisy, whole_numbers
-from support.shapes import changed
+from support.table_models import CONFIG, DEEPER, DRAFT, MODELS, TARGET
 
 import specjax
 from specjax.draft import (
@@ -93,14 +93,6 @@ from specjax.expand import (
     WithoutReplacement,
 )
 from specjax.lm import Source, encodes
-from specjax.models import AttentionConfig, EmbeddingConfig, LayerConfig, LlamaLM, MLPConfig, ModelConfig, llama_config
-from specjax.models.cross import CrossConfig
-from specjax.models.distances import DistancesConfig
-from specjax.models.encoder import EncoderConfig
-from specjax.models.experts import ExpertsConfig
-from specjax.models.families import base
-from specjax.models.latent import LatentAttentionConfig
-from specjax.models.layer_inputs import LayerInputsConfig
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.verify import (
@@ -128,37 +120,7 @@ from specjax.verify import (
     Verifier,
 )
 
-CONFIG = llama_config(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=3,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=8,
-    max_position_embeddings=128,
-    tie_word_embeddings=True,
-)
-TARGET = LlamaLM(CONFIG)
-DRAFT = LlamaLM(changed(CONFIG, num_hidden_layers=2))
-DEEPER = LlamaLM(changed(CONFIG, num_hidden_layers=4))
-"""A draft model with a group of layers between the first and the last."""
 CAPACITY = 96
-
-
-def _sharing() -> ModelConfig:
-    """Layers that share keys and values, of two kinds of heads, with inputs of their own and MLPs that are wider."""
-    plain = changed(
-        CONFIG, num_hidden_layers=4, sliding_window=5, sliding_layers=(False, True) * 2, post_norms=True,
-        final_logit_softcapping=3.0,
-    )  # fmt: skip
-    heads = {False: {"head_dim": 16, "num_key_value_heads": 2}, True: {}}
-    plain = base.mixers(plain, lambda i: heads[i % 2 > 0] | {"source": i - 2 if i > 1 else None})
-
-    def change(i: int, layer: LayerConfig) -> LayerConfig:
-        return dataclasses.replace(layer, scalar=True, input_size=6, feed=MLPConfig(256 if i > 1 else 128))
-
-    return plain.each(change).every(EmbeddingConfig, layer_inputs=LayerInputsConfig(6, 96))
 
 
 DRAFTERS: dict[str, Drafter] = {
@@ -243,51 +205,6 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line per drafter and expander."""
 
-
-def _latent() -> ModelConfig:
-    """Latent attention in every layer, in whose cache a token has one vector."""
-    mixer = LatentAttentionConfig(
-        num_attention_heads=8, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, q_lora_rank=24
-    )
-    return CONFIG.each(lambda i, layer: dataclasses.replace(layer, mixer=mixer))
-
-
-def _encoding() -> ModelConfig:
-    """Two layers that read a source from both sides, and scores by distance on either side."""
-    plain = CONFIG.every(AttentionConfig, rope=None, distances=True)
-    distances = DistancesConfig(8, 8, 20)
-    own = EncoderConfig(
-        plain.layers[:2], plain.embedding, plain.norm, distances=dataclasses.replace(distances, both_ways=True)
-    )
-    crossed = plain.each(lambda i, layer: dataclasses.replace(layer, cross=CrossConfig(8, 8, bias=i == 1)))
-    return dataclasses.replace(crossed, encoder=own, distances=distances)
-
-
-MODELS: dict[str, LlamaLM] = {
-    "experts": LlamaLM(
-        changed(
-            CONFIG,
-            qk_norm=True,
-            experts=ExpertsConfig(4, 2, 32, scoring="sigmoid", n_group=2, topk_group=1, shared=MLPConfig(32)),
-            sparse_layers=(False, True, True),
-        )
-    ),
-    "sinks": LlamaLM(
-        changed(
-            CONFIG,
-            num_hidden_layers=2,
-            sliding_window=7,
-            sliding_layers=(True, False),
-            attention_sinks=True,
-            o_bias=True,
-            experts=ExpertsConfig(4, 2, 32, scoring="chosen", swiglu_limit=1.0),
-        )
-    ),
-    "shared": LlamaLM(_sharing()),
-    "latent": LlamaLM(_latent()),
-    "encoder": LlamaLM(_encoding()),
-}
-"""GLM-4.5's kind, gpt-oss's, that of the small Gemma 4, DeepSeek's, and T5's."""
 
 AHEAD = 32
 """What their rings have besides a window: few slots, so that texts go round them."""
@@ -597,16 +514,3 @@ def same(got, wanted) -> None:
     """Rows must agree token for token. These models have no near-ties at these seeds; real ones go by `margin`."""
     for row, (a, b) in enumerate(zip(got, wanted, strict=True)):
         assert a == b, f"row {row}: {a} is not {b}"
-
-
-def spoilt(cache, length, reach):
-    """A cache of `length` `[B]` positions with poison in all slots but theirs, and of a ring but those of the last `reach`."""
-    keys, values = [], []
-    for layer in range(len(cache.key)):
-        key, value, held, *_ = cache.layer(layer, length)
-        first = jnp.zeros_like(length) if held is None else jnp.maximum(length - reach, 0)
-        position = jnp.arange(key.shape[2])[None] if held is None else held
-        read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
-        keys.append(jnp.where(read, key, 1e4))
-        values.append(None if value is None else jnp.where(read, value, 1e4))
-    return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))

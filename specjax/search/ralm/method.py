@@ -82,7 +82,7 @@ class Ralm(Stepwise):
         if self.critic is not None and not callable(self.critic):
             raise ValueError(f"critic must be a function, got {self.critic!r:.60}")
 
-    def _ready(self, model: Any) -> "Ralm":
+    def _ready(self) -> "Ralm":
         """The method with documents and a retriever.
 
         Raises:
@@ -97,7 +97,7 @@ class Ralm(Stepwise):
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Ralm", Any]:
         """See `Decode.bind`; reads the documents once."""
         bound, params = super().bind(model, mesh=mesh, rows=rows, logprobs=logprobs)
-        return bound._ready(model), params  # type: ignore[attr-defined]
+        return bound._ready(), params  # type: ignore[attr-defined]
 
     def __call__(
         self,
@@ -126,7 +126,7 @@ class Ralm(Stepwise):
             answer that is no list of ids for each query.
         """
         super().bind(model)
-        method = self._ready(model)
+        method = self._ready()
         assert method.documents is not None
         corpus = Corpus(model, method.documents, self.document_tokens, self.separator)
         asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys)

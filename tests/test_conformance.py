@@ -33,6 +33,7 @@ from support.conformance import (
     texts,
 )
 from support.operations import check_operations
+from support.poison import spoilt
 
 import specjax
 from specjax import decoder as decoding
@@ -189,26 +190,13 @@ def test_the_optimised_program(name):
     same(texts(program(params(name), alone, *steps))[:1], [plain()[2]])
 
 
-def _spoilt(cache, length, reach):
-    """A cache of `length` `[B]` positions with poison in all slots but theirs, and of a ring but those of the last `reach`."""
-    keys, values = [], []
-    for layer in range(len(cache.key)):
-        key, value, held, *_ = cache.layer(layer, length)
-        first = jnp.zeros_like(length) if held is None else jnp.maximum(length - reach, 0)
-        position = jnp.arange(key.shape[2])[None] if held is None else held
-        read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
-        keys.append(jnp.where(read, key, 1e4))
-        values.append(None if value is None else jnp.where(read, value, 1e4))
-    return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))
-
-
 def test_garbage_beyond_the_text_is_never_read(name):
     """Cache slots and text beyond a row's length hold poison, and slots after a window; the text must not change."""
     decoder = decoder_of(name)
     state = start(decoder, MIXED, model=params(name))
     reach = (decoder.target.config.near.window or 1) - 1 + decoder.drafter.looks_back
     poison = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
-    cache = _spoilt(state.cache, state.length - 1, reach)
+    cache = spoilt(state.cache, state.length - 1, reach)
     state = dataclasses.replace(state, tokens=jnp.where(poison, 17, state.tokens), cache=cache)
     same(texts(decoding.run(decoder, params(name), state)), text_of(name))
 

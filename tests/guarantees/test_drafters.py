@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import but_slow, spoilt, texts
+from support.conformance import but_slow, texts
 from support.operations import check_operations
+from support.poison import spoilt
 from support.small_target import (
     PROMPTS,
     begin,

@@ -42,6 +42,7 @@ class Reader:
 
     def rows(self, slots: Slots, requests: Sequence[Request], keys: np.ndarray, prefix: Any) -> list[Any]:
         """Each request's row after its prompt was read, as `decoder.row_of` returns it, on the mesh that decodes."""
+        self.read_ahead(slots, requests, keys, prefix)
         decoder, read = slots.served.decoder, []
         for request, key in zip(requests, keys, strict=True):
             ready = self._ahead.pop((id(request), key.tobytes()), None)

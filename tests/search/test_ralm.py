@@ -278,6 +278,8 @@ def test_rounds_compile_nothing_new():
     """Once a few prompts were written, other strides, documents and paces run the same programs."""
     asked = {"max_new_tokens": NEW}
     way(Hashed())(LARGE, PROMPTS, **asked)
+    way(Stubborn(), ahead=2)(LARGE, PROMPTS, **asked)
+    way(Knowing(), ahead=3, overlap=True)(LARGE, PROMPTS[::-1], **asked)  # rows are read alone, or together
     with jax.log_compiles(), warnings_of("jax") as said_of_jax:
         way(Stubborn(), ahead=5, prefetch=3)(LARGE, PROMPTS[::-1], **asked)
         way(Knowing(), ahead="os3", overlap=True)(LARGE, PROMPTS, **asked)

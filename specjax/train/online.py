@@ -7,15 +7,20 @@ ends.
 
 import dataclasses
 import functools
+import os
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
+from specjax.jobs.output import replace
 from specjax.lm import LM, Wants
 from specjax.objectives.base import Batch, read
 from specjax.objectives.losses import ForwardKL, Loss
@@ -115,7 +120,7 @@ class OnlineEngine(Engine):
     """An engine whose draft model is updated after every `interval` completed requests.
 
     Completions are the same as with any other engine. To keep what was learnt, keep `params["draft"]` or save
-    `draft_params`.
+    `draft_params`. To go on learning in another process, use `save` and `resume`.
 
     Args:
       model: as for `Engine`.
@@ -179,6 +184,65 @@ class OnlineEngine(Engine):
             self.draft_params, self._moments, self.model.params, *jax.device_put((tokens, missed)),
         )  # fmt: skip
         self.losses.append(float(loss))
+        self._publish()
+
+    def _publish(self) -> None:
         # with the type and devices of those they replace, so that decoding is not recompiled
         serve = lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding)
         self.params = {**self.params, "draft": jax.tree.map(serve, self.draft_params, self.params["draft"])}
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes all that was learnt as one safetensors file, atomically: the draft's parameters in float32, the
+        optimizer's state, the losses, and the texts that wait for an update. It replaces an older file.
+
+        Args:
+          file: its folder must exist.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        replace(file, [save(jax.device_get(self._learnt()))])
+
+    def resume(self, file: str | os.PathLike[str]) -> None:
+        """Goes on from what `save` wrote. The next update is the one that the saving engine would have made.
+
+        Args:
+          file: of an engine whose draft has the same shape, with the same `length`.
+
+        Raises:
+          ValueError: if the file is missing, damaged, or of another draft or length. The engine is then as before.
+        """
+        try:
+            found = load(Path(file).read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"cannot read what a draft learnt from {str(file)!r}: {error}") from error
+        grows = ("losses", "tokens", "missed")  # their first axis depends on what was served
+        shape = lambda name, array: (array.shape[1:] if name in grows else array.shape, array.dtype)
+        shapes = lambda arrays: {name: shape(name, array) for name, array in arrays.items()}
+        own, read = shapes(self._learnt()), shapes(found)
+        if wrong := sorted(name for name in own | read if own.get(name) != read.get(name)):
+            raise ValueError(
+                f"{str(file)!r} is of another draft model or length (they differ in {wrong[0]}): "
+                "give the draft and length of the engine that wrote it"
+            )
+        paths, tree = jax.tree_util.tree_flatten_with_path(self._trained())
+        # an array bound to no device stays so: `update` is not recompiled, and the optimizer's count fits a mesh
+        put = lambda new, old: jax.device_put(new, old.sharding) if old.committed else jnp.asarray(new)
+        trained = jax.tree.unflatten(tree, [put(found[jax.tree_util.keystr(path)], old) for path, old in paths])
+        self.draft_params, self._moments = trained["draft"], trained["optimizer"]
+        self.losses = found["losses"].tolist()
+        self._buffer = list(zip(found["tokens"], found["missed"], strict=True))
+        self._publish()
+
+    def _trained(self) -> dict[str, PyTree]:
+        return {"draft": self.draft_params, "optimizer": self._moments}
+
+    def _learnt(self) -> dict[str, Any]:
+        """All that a file holds, by name."""
+        leaves = jax.tree_util.tree_flatten_with_path(self._trained())[0]
+        tokens, missed = zip(*self._buffer, strict=True) if self._buffer else ((), ())
+        return {jax.tree_util.keystr(path): leaf for path, leaf in leaves} | {
+            "losses": np.asarray(self.losses, np.float64),
+            "tokens": np.asarray(tokens, np.int32).reshape(-1, self.length),
+            "missed": np.asarray(missed, bool).reshape(-1, self.length),
+        }

@@ -144,6 +144,47 @@ def test_a_half_precision_draft_learns_in_full_precision():
     assert moved["scale"]  # by less than bfloat16 can tell near 1
 
 
+def learning(**options):
+    options = {"interval": 2, "length": 16, "learning_rate": 1e-2} | options
+    return OnlineEngine(TARGET, DRAFT, Chain(3), **options)
+
+
+@pytest.mark.slow
+def test_an_engine_goes_on_exactly_where_another_stopped(tmp_path):
+    file = tmp_path / "learnt.safetensors"
+    whole = learning()
+    serve(whole)  # three records: one update, one text waits
+    whole.save(file)
+    serve(whole)
+    again = learning()
+    again.resume(file)
+    assert len(again.losses) == 1 and len(again._buffer) == 1
+    jax.tree.map(np.testing.assert_array_equal, again.params["draft"], again.draft_params)
+    programs = decoding.run_program._cache_size(), online.update._cache_size()
+    serve(again)
+    assert (decoding.run_program._cache_size(), online.update._cache_size()) == programs
+    assert again.losses == whole.losses and len(again.losses) == 3
+    jax.tree.map(np.testing.assert_array_equal, again._learnt(), whole._learnt())
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_files_of_other_drafts_are_refused(tmp_path):
+    file, engine = tmp_path / "learnt.safetensors", learning()
+    engine.save(file)
+    before = engine.draft_params
+    with pytest.raises(ValueError, match="of another draft model or length .they differ in missed."):
+        learning(length=8).resume(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    for wrong in (file, tmp_path / "none"):
+        with pytest.raises(ValueError, match="cannot read what a draft learnt from"):
+            engine.resume(wrong)
+    assert engine.draft_params is before
+    file.write_bytes(whole)
+    engine.resume(file)
+    jax.tree.map(np.testing.assert_array_equal, engine.draft_params, before)
+
+
 def test_bad_options():
     for options in ({"interval": 0}, {"length": 1}, {"learning_rate": 0.0}):
         with pytest.raises(ValueError, match="online: interval must be at least 1, length at least 2"):

@@ -1,4 +1,4 @@
-"""The shipped model that finds keys: its weights are those of its recipe, and it finds keys at 1k and 16k tokens."""
+"""The shipped model that finds keys: what its training begins with and reads, and that it finds keys at 1k and 16k tokens."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from safetensors.numpy import load_file
 import specjax
 from experiments.long_context import circuit
 from experiments.long_context.measure import answered
+from experiments.long_context.rows import rows
 from experiments.long_context.text import OWNERS, SHIPPED, Writer, asked, told
+from experiments.long_context.write import write
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +17,26 @@ def writer():
     return Writer.shipped()
 
 
-def test_weights_are_those_of_the_recipe(writer):
-    """Up to the codes' last bits, which a library of linear algebra decides."""
-    own = load_file(SHIPPED / "tiny-keys" / "model.safetensors")
-    made = circuit.weights(writer, writer.tokenizer.get_vocab_size())
-    assert own.keys() == made.keys()
-    for name, x in made.items():
-        np.testing.assert_allclose(own[name].astype(np.float32), x, atol=2e-2, err_msg=name)
+@pytest.mark.slow
+def test_what_training_begins_with_finds_keys_without_its_noise(writer, tmp_path):
+    write(tmp_path, writer, circuit.weights(writer, noise=0.0))
+    prompts = writer.prompts("test 0", 512, 4)
+    assert answered(specjax.Engine(specjax.load(tmp_path, dtype="float32")), prompts) == [True] * 4
+    began = circuit.weights(writer)
+    shipped = load_file(SHIPPED / "tiny-keys" / "model.safetensors")
+    assert {name: x.shape for name, x in began.items()} == {name: x.shape for name, x in shipped.items()}
+    assert sum(x.size for x in shipped.values()) < 3e6
+
+
+def test_rows_tell_every_key_that_they_ask_for(writer):
+    (text,) = rows(400, 1)
+    told_part, *asked_parts = text.split(" What is the key of ")
+    assert 1 <= len(asked_parts) <= 400 * 0.4 / 30 and 250 < len(writer.ids(told_part)) < 420
+    for part in asked_parts:
+        owner, _, answer = part.partition("?")
+        assert answer.startswith(f" The key of {owner} is ") and answer.endswith(".<|end|>")
+        assert told_part.count(answer.removesuffix("<|end|>")) == 1
+    assert text != next(rows(400, 1, "other"))
 
 
 def test_codes_are_far_from_each_other():

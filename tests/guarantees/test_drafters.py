@@ -29,8 +29,7 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud,
-    MagicDec, Switch
+from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, MagicDec, Switch
 from specjax.draft.ahead import Ahead
 from specjax.state import Finish
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import TARGET, Rows, complete, plain
+from support.conformance import TARGET, Rows, but_slow, complete, plain
 from support.table_lm import Table
 
 from specjax.assembly.registry import build_drafter
@@ -37,7 +37,7 @@ def next_logits(lm, weights, tokens):
     return lm(weights, block, None, wants=Wants(logits=True)).logits[:, -1]
 
 
-@pytest.mark.parametrize("length", [5, 8, 9, 23])
+@pytest.mark.parametrize("length", but_slow([5, 8, 9, 23], 5, 8, 9))
 def test_streaming_is_a_text_without_its_middle(length):
     """The root's distribution is that of the first and the newest tokens, as if these stood side by side."""
     weights = ONE.init(jax.random.key(0))
@@ -93,6 +93,7 @@ def proposing(capacity, keeps):
     return jax.jit(run).lower(draft, view).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["snapkv", "streaming"])
 def test_a_draft_does_not_read_more_of_a_longer_text(keeps):
     """All that a draft sees of the cache has the same size for 1,024 and for 16,384 slots, and no more is computed for it."""

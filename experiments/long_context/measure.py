@@ -52,6 +52,13 @@ def measured(model: Model, decode: Mapping[str, str], tokens: int, texts: int, k
     }  # fmt: skip
 
 
+def line(row: dict) -> str:
+    """A row of the page's tables."""
+    how = row["decode"] if row["cache_dtype"] is None else f"--cache-dtype {row['cache_dtype']}"
+    share = f"{row['right']:.1%} ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+    return f"| `{how}` | {row['tokens']:,} | {row['n']} | {share} | {row['tokens_per_step']:.2f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-keys")

@@ -1,15 +1,20 @@
 """The shipped model that finds keys: what its training begins with and reads, and that it finds keys at 1k and 16k tokens."""
 
+import json
+import pathlib
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import specjax
 from experiments.long_context import circuit
-from experiments.long_context.measure import answered
+from experiments.long_context.measure import answered, line
 from experiments.long_context.rows import rows
 from experiments.long_context.text import OWNERS, SHIPPED, Writer, asked, told
 from experiments.long_context.write import write
+
+HERE = pathlib.Path(circuit.__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +61,14 @@ def test_texts_tell_each_key_once(writer):
         assert one.answer == told(owner, key)
         assert 560 < len(writer.ids(one.text + one.answer)) <= 600
         assert writer.ids(one.text) == writer.tokenizer.encode(one.text).ids
+
+
+def test_the_page_has_the_results():
+    page = (HERE / "README.md").read_text()
+    rows = [json.loads(row) for row in (HERE / "results.jsonl").read_text().splitlines()]
+    assert len(rows) > 20 and all(line(row) in page for row in rows)
+    plain = [row for row in rows if row["decode"] == "plain" and row["cache_dtype"] is None]
+    assert [row["tokens"] for row in plain] == [1024, 4096, 16384] and min(row["low"] for row in plain) >= 0.9
 
 
 def found(writer, tokens, keys, lie=False):

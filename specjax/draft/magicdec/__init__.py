@@ -32,9 +32,9 @@ class MagicDraft:
         each kv-head keeps of the prompt, -1 for none. Empty if no slots are chosen (`streaming`).
     """
 
-    prompt: Array
-    chosen: Array
-    slots: tuple[Array, ...]
+    prompt: Any
+    chosen: Any
+    slots: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)

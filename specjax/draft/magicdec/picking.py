@@ -46,7 +46,8 @@ class Picked(Pretty):
             add = lambda old, new, kind=own.key.dtype: jnp.concatenate(
                 [old, kv_bits.read(new, kind).swapaxes(1, 2).astype(old.dtype)], axis=2
             )
-            unseen = jnp.pad(own.unseen, ((0, 0), *[(0, 0)] * (own.unseen.ndim - 2), (0, key.shape[1])))
+            assert own.unseen is not None
+            unseen = jnp.pad(own.unseen, ((0, 0), (0, key.shape[1])))
             positions = None if own.positions is None else jnp.concatenate([own.positions, delta.positions], axis=1)
             out.append(Slots(add(own.key, key), add(own.value, value), positions, unseen))
         return Picked(tuple(out))

@@ -127,8 +127,8 @@ class LlamaLM:
         `specjax.models.kv_bits.CACHE_DTYPES`.
       reduce_dtype: the type in which parts of the products of attention and MLPs (not experts) are summed over a mesh.
         `bfloat16` halves the exchange. None: float32.
-      old: if given, how its caches keep older tokens (`specjax.models.caches`). It needs `ahead`, and layers that see
-        the whole text.
+      old: if given, how its caches keep older tokens (`specjax.models.caches`). It needs `ahead`, and plain
+        attention; layers with a window keep that.
     """
 
     config: ModelConfig
@@ -143,7 +143,7 @@ class LlamaLM:
     def __post_init__(self):
         own, states = self.config.attentions, self.config.state_mixers
         reasons = {
-            "layers with windows": self.has_windows,
+            "no layer that sees the whole text": all(self.config.window(i) is not None for i in range(self.num_layers)),
             f"layers with {states[0].called if states else ''}": states,
             "layers without plain attention": len(own) < self.num_layers,
             "attention over a source": self.config.encoder is not None,
@@ -152,7 +152,7 @@ class LlamaLM:
         what = next((reason for reason, has in reasons.items() if has), None)
         if self.old is not None and what is not None:
             raise ValueError(
-                f"the cache {type(self.old).__name__} forgets, so all layers must see the whole text by plain attention, and "
+                f"the cache {type(self.old).__name__} forgets part of the text, which plain attention must see, and "
                 f"this model has {what}: leave the cache out"
             )
 

@@ -52,7 +52,7 @@ class Case:
 
 DRAFTERS = (
     "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi", "lookahead",
-    "rest:datastore={datastore}", "swift", "del", "small_cache",
+    "rest:datastore={datastore}", "swift", "del", "small_cache", "magicdec",
     "prompt_lookup+token_recycling", "switch:drafters=(suffix+draft:model={draft})", "cascade:model={draft}",
     "draft:model={draft}", "draft:model={draft},rule=goodput", "draft:model={draft},rule=utility",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",

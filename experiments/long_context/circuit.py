@@ -1,9 +1,10 @@
-"""The weights of `tiny-keys`, written and not trained: a model of two layers of SmolLM3's kind that finds a key in a text.
+"""Weights of a circuit that finds a key in a text: what the training of `tiny-keys` begins with, under noise.
 
 The first layer rotates. Its heads look exactly one to five tokens back, and tell what stood there: an owner's code, or the word
 "is". The second layer sees all, without positions. A digit is found by three things: it is a digit, the owner stood within
 five tokens before it, and "is" stood as far before it as the query's place in the answer asks. All other words of an answer
-follow from the token before, and the owner from the question. So text that is not an answer is not modelled at all.
+follow from the token before, and the owner from the question. The other layers, the MLPs and half of the channels are
+noise alone.
 
 Residual stream: each of `PLACES` is a range of channels.
 """
@@ -16,7 +17,7 @@ from experiments.long_context.text import OWNERS, Writer
 
 Weights = dict[str, np.ndarray]
 
-WIDTH, INNER = 96, 16
+WIDTH, INNER, LAYERS = 128, 256, 4
 HEADS, KV_HEADS, HEAD = 6, 2, 32
 LOOKS = 5
 """How far the first layer looks back; the sixth head looks nowhere."""
@@ -29,6 +30,16 @@ PLACES = {
 }  # fmt: skip
 LOUD = 4.0
 """The constant of every token: it dominates the norms, so that these nearly are one factor."""
+FREE = slice(64, WIDTH)
+"""Channels that the circuit does not use."""
+NOISE = 0.5
+"""Of a matrix, beside what keeps the size of its inputs; a tenth of it where it writes to the residual stream."""
+_SHAPES = {
+    "q": (HEADS * HEAD, WIDTH),
+    "k": (KV_HEADS * HEAD, WIDTH),
+    "v": (KV_HEADS * HEAD, WIDTH),
+    "o": (WIDTH, HEADS * HEAD),
+}
 SHARP, OWNER, PLACE, DIGIT = 12.0, 24.0, 18.0, 36.0
 """How much an exact distance, the right owner, the right place and being a digit add to a score."""
 
@@ -137,13 +148,25 @@ def _normed(square: float) -> float:
     return float(np.sqrt(WIDTH / square))
 
 
-def weights(writer: Writer, size: int) -> Weights:
-    """All tensors of the folder by name, in float32, for a vocabulary of `size`."""
+def weights(writer: Writer, noise: float = NOISE) -> Weights:
+    """All tensors of the folder by name, in float32: the circuit, and noise on all of it."""
+    size = writer.tokenizer.get_vocab_size()
+    draw = np.random.default_rng(0)
     made = {"model.embed_tokens.weight": embedding(writer, size), "lm_head.weight": head(writer, size)}
-    made["model.norm.weight"] = np.ones(WIDTH)
-    for i, attention in enumerate((looking_back(), finding())):
-        own = attention | {f"{name}_layernorm.weight": np.ones(WIDTH) for name in ("input", "post_attention")}
-        own |= {f"mlp.{name}_proj.weight": np.zeros((INNER, WIDTH)) for name in ("gate", "up")}
+    made["model.embed_tokens.weight"][:, FREE] = noise / 4 * draw.standard_normal((size, WIDTH - FREE.start))
+    silent = {f"self_attn.{name}_proj.weight": np.zeros(shape) for name, shape in _SHAPES.items()}
+    for i in range(LAYERS):
+        own = (looking_back, finding)[i]() if i < 2 else silent
+        own = own | {f"mlp.{name}_proj.weight": np.zeros((INNER, WIDTH)) for name in ("gate", "up")}
         own["mlp.down_proj.weight"] = np.zeros((WIDTH, INNER))
         made |= {f"model.layers.{i}.{name}": x for name, x in own.items()}
+    for name, x in made.items():
+        loud = noise * (0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
+        made[name] = x + loud * draw.standard_normal(x.shape) * (x.shape[1] ** -0.5)
+    made["model.norm.weight"] = np.ones(WIDTH)
+    made |= {
+        f"model.layers.{i}.{name}_layernorm.weight": np.ones(WIDTH)
+        for i in range(LAYERS)
+        for name in ("input", "post_attention")
+    }
     return {name: np.ascontiguousarray(x, np.float32) for name, x in made.items()}

@@ -5,10 +5,10 @@ that is read once. An answer is right if all of it is: " The key of Mara is 4271
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from tqdm import tqdm
@@ -16,37 +16,47 @@ from tqdm import tqdm
 import specjax
 from experiments.long_context.text import Prompt, Writer
 from specjax.evaluate.statistics import wilson
-from specjax.models import AttentionConfig, Model
-
-
-def windowed(model: Model, window: int) -> Model:
-    """A model whose layers with positions have a window."""
-    change = lambda own: dataclasses.replace(own, window=None if own.rope is None else window)
-    config = model.lm.config.mapped(AttentionConfig, change)
-    return dataclasses.replace(model, lm=dataclasses.replace(model.lm, config=config))
+from specjax.models import Model
+from specjax.serve.request import Record
 
 
 def answered(engine: specjax.Engine, prompts: list[Prompt], shared: bool = True) -> list[bool]:
     """Which prompts about one text are answered rightly, greedily."""
-    most = 12 * len(prompts[0].owners)
-    requests = [engine.request(one.text, max_new_tokens=most, temperature=0.0) for one in prompts]
-    records = engine.run(requests, batch_size=len(prompts), shared_prefix=shared)
+    records = answers(engine, prompts, shared)
     return [record.text == one.answer for record, one in zip(records, prompts, strict=True)]
 
 
-def measured(model: Model, decode: str, tokens: int, texts: int, keys: int, seed: str = "test") -> dict:
-    """The share of right answers over so many texts of so many keys, each asked for once."""
+def answers(engine: specjax.Engine, prompts: list[Prompt], shared: bool = True) -> list[Record]:
+    """The answers to prompts about one text, greedily."""
+    most = 12 * len(prompts[0].owners)
+    requests = [engine.request(one.text, max_new_tokens=most, temperature=0.0) for one in prompts]
+    return list(engine.run(requests, batch_size=len(prompts), shared_prefix=shared))
+
+
+def measured(model: Model, decode: Mapping[str, str], tokens: int, texts: int, keys: int, seed: str = "test") -> dict:
+    """The share of right answers over so many texts of so many keys, each asked for once; `decode` is the engine's
+    `decode` or `drafter`."""
     writer = Writer.shipped()
-    engine = specjax.Engine(model, decode)
-    shares, start = [], time.process_time()
-    for i in tqdm(range(texts), desc=f"{tokens} {decode}", disable=not sys.stderr.isatty()):
-        right = answered(engine, writer.prompts(f"{seed} {i}", tokens, keys), shared="cache" not in decode)
-        shares.append(sum(right) / len(right))
+    engine = specjax.Engine(model, **decode)
+    shares, new, steps, start = [], 0, 0, time.process_time()
+    (line,) = decode.values()
+    for i in tqdm(range(texts), desc=f"{tokens} {line}", disable=not sys.stderr.isatty()):
+        prompts = writer.prompts(f"{seed} {i}", tokens, keys)
+        records = answers(engine, prompts, shared="cache=" not in line)
+        shares.append(np.mean([own.text == one.answer for own, one in zip(records, prompts, strict=True)]))
+        new, steps = new + sum(own.new_tokens for own in records), steps + sum(own.steps for own in records)
     low, high = wilson(np.asarray(shares), samples=keys)
     return {
-        "tokens": tokens, "decode": decode, "n": texts * keys, "right": sum(shares) / texts, "low": low,
-        "high": high, "cpu_s": round(time.process_time() - start, 1),
+        "tokens": tokens, "decode": line, "n": texts * keys, "right": sum(shares) / texts, "low": low,
+        "high": high, "tokens_per_step": round(new / steps, 2), "cpu_s": round(time.process_time() - start, 1),
     }  # fmt: skip
+
+
+def line(row: dict) -> str:
+    """A row of the page's tables."""
+    how = row["decode"] if row["cache_dtype"] is None else f"--cache-dtype {row['cache_dtype']}"
+    share = f"{row['right']:.1%} ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+    return f"| `{how}` | {row['tokens']:,} | {row['n']} | {share} | {row['tokens_per_step']:.2f} |"
 
 
 def main() -> None:
@@ -55,16 +65,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--texts", type=int, default=10)
     parser.add_argument("--keys", type=int, default=10, help="in a text")
-    parser.add_argument("--window", type=int, help="of the layers with positions")
-    parser.add_argument("--decode", nargs="+", default=["plain"])
+    parser.add_argument("--decode", nargs="*", default=[])
+    parser.add_argument("--drafter", nargs="*", default=[])
     parser.add_argument("--cache-dtype")
     args = parser.parse_args()
     model = specjax.load(args.model, dtype="float32", cache_dtype=args.cache_dtype)
-    model = model if args.window is None else windowed(model, args.window)
+    if not (args.decode or args.drafter):
+        args.decode = ["plain"]
     for tokens in args.tokens:
-        for decode in args.decode:
+        for decode in [{"decode": line} for line in args.decode] + [{"drafter": line} for line in args.drafter]:
             row = measured(model, decode, tokens, args.texts, args.keys)
-            print(json.dumps({"window": args.window, "cache_dtype": args.cache_dtype, **row}), flush=True)
+            print(json.dumps({"cache_dtype": args.cache_dtype, **row}), flush=True)
 
 
 if __name__ == "__main__":

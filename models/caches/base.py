@@ -136,14 +136,14 @@ class OldCache(Pretty):
 
     Attributes:
       rings: a tuple over layers.
-      bodies: a tuple over layers, the policy's bodies.
+      bodies: a tuple over layers, the policy's bodies; None for a layer with a window, whose ring holds all that it sees.
       folded: `[B]` int32; positions below it are in the bodies.
       policy: static.
       ahead: static, how many positions a commit may write.
     """
 
     rings: tuple[Ring, ...]
-    bodies: tuple[Any, ...]
+    bodies: tuple[Any | None, ...]
     folded: Int[Array, " B"]
     policy: Any = dataclasses.field(metadata={"static": True})
     ahead: int = dataclasses.field(metadata={"static": True})
@@ -169,24 +169,30 @@ class OldCache(Pretty):
                 "leave the cache out, or decode with specjax.speculative(...).with_rings(), whose rows never go back"
             )
         owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
-        slots = policy.recent + policy.chunk + ahead
+        windows = [config.window(i) for i in owners]
+        slots = max([policy.recent + policy.chunk, *(one for one in windows if one is not None)]) + ahead
         rings = []
         for kind in map(config.attention, owners):
             heads, width = kind.num_key_value_heads, kind.head_dim
             zeros = lambda size, heads=heads: jnp.zeros((batch, heads, slots, size), dtype)
             asked = kind.num_attention_heads // heads * width
-            rings.append(Ring(zeros(width), zeros(width), zeros(asked) if policy.asks else None))
-        bodies = tuple(policy.init(config, i, batch, capacity, dtype) for i in owners)
+            rings.append(
+                Ring(zeros(width), zeros(width), zeros(asked) if policy.asks and kind.window is None else None)
+            )
+        fresh = lambda i: policy.init(config, i, batch, capacity, dtype)
+        bodies = tuple(fresh(i) if own is None else None for i, own in zip(owners, windows, strict=True))
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
     def layer(self, index: int, length: Array) -> Slots:
         """The slots of a layer seen by queries after `length` `[B]` tokens."""
-        key, value, seen = self.policy.read(self.bodies[index], self.folded)
-        ring = self.rings[index]
+        ring, body, asks = self.rings[index], self.bodies[index], self.policy.asks > 0
         held = _held(ring.key.shape[2], length)
+        if body is None:
+            return Slots(ring.key, ring.value, held, asks=asks)
+        key, value, seen = self.policy.read(body, self.folded)
         seen = jnp.concatenate([seen, held >= self.folded[:, None]], axis=1)
         laid = jnp.concatenate([key, ring.key], axis=2), jnp.concatenate([value, ring.value], axis=2)
-        return Slots(*laid, unseen=~seen, asks=self.policy.asks > 0)
+        return Slots(*laid, unseen=~seen, asks=asks)
 
     def commit(self, delta: KVDelta, src: Array | None, dst: Array) -> "OldCache":
         """See `specjax.lm.LM.commit`; for runs only.
@@ -200,7 +206,8 @@ class OldCache(Pretty):
         cache = self.begun(dst)
         old, structure = jax.tree.flatten([(ring.key, ring.value, ring.query) for ring in cache.rings])
         news = zip(delta.key, delta.value, delta.query or [None] * len(delta.key), strict=True)
-        new = jax.tree.leaves([(k, v, None if q is None else q.reshape(*q.shape[:3], -1)) for k, v, q in news])
+        flat = lambda q, ring: None if ring.query is None else q.reshape(*q.shape[:3], -1)
+        new = jax.tree.leaves([(k, v, flat(q, ring)) for (k, v, q), ring in zip(news, cache.rings, strict=True)])
         rings = jax.tree.unflatten(structure, kv_commit(old, new, src, dst, positions=_ENDLESS))
         return dataclasses.replace(cache, rings=tuple(Ring(*ring) for ring in rings))
 
@@ -221,14 +228,16 @@ class OldCache(Pretty):
             asking = folded[:, None] + policy.recent + policy.chunk - policy.asks + jnp.arange(policy.asks)[None]
             seen = (held[:, None] <= asking[:, :, None]) & (held >= folded[:, None])[:, None]
             layers = []
-            for ring in self.rings:
+            for ring in (ring for ring, body in zip(self.rings, bodies, strict=True) if body is not None):
                 take = lambda x, at: jnp.take_along_axis(x, (at % slots)[:, None, :, None], axis=2)
                 width = ring.key.shape[3]
                 query = ring.key if ring.query is None else ring.query  # of no tokens if the policy uses none
                 query = take(query, asking).reshape(*query.shape[:2], policy.asks, query.shape[3] // width, width)
                 chunk = take(ring.key, positions), take(ring.value, positions)
                 layers.append(Layer(*chunk, ring.key, query, seen, positions))
-            new = policy.fold(bodies, tuple(layers), folded)
+            full = policy.fold(tuple(body for body in bodies if body is not None), tuple(layers), folded)
+            left = iter(full)
+            new = tuple(None if body is None else next(left) for body in bodies)
             chosen = lambda old, new: jnp.where(due(folded).reshape(-1, *[1] * (old.ndim - 1)), new, old)
             return jax.tree.map(chosen, bodies, new), folded + jnp.where(due(folded), policy.chunk, 0)
 

@@ -21,6 +21,7 @@ from specjax.draft.pard2 import Pard2 as Pard2
 from specjax.draft.gad import Gad as Gad
 from specjax.draft.diffusion_draft import DiffusionDrafter as DiffusionDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
+from specjax.draft.magicdec import MagicDec as MagicDec
 from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.speculator import MLPSpeculator as MLPSpeculator

@@ -23,6 +23,10 @@ from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.ralm import Ralm as Ralm
+from specjax.search.knn_lm import KnnLm as KnnLm
+from specjax.search.knn_lm import KnnWritten as KnnWritten
+from specjax.search.knn_lm import Entries as Entries
+from specjax.search.knn_lm import build_entries as build_entries
 
 # over any text, without decoding
 from specjax.search.exact_extract import exact_extract as exact_extract

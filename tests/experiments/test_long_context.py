@@ -1,4 +1,7 @@
-"""The shipped model that finds keys: its weights are those of its recipe, and it finds keys at 1k and 16k tokens."""
+"""The shipped model that finds keys: what its training begins with and reads, and that it finds keys at 1k and 16k tokens."""
+
+import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -6,8 +9,12 @@ from safetensors.numpy import load_file
 
 import specjax
 from experiments.long_context import circuit
-from experiments.long_context.measure import answered
+from experiments.long_context.measure import answered, line
+from experiments.long_context.rows import rows
 from experiments.long_context.text import OWNERS, SHIPPED, Writer, asked, told
+from experiments.long_context.write import write
+
+HERE = pathlib.Path(circuit.__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +22,26 @@ def writer():
     return Writer.shipped()
 
 
-def test_weights_are_those_of_the_recipe(writer):
-    """Up to the codes' last bits, which a library of linear algebra decides."""
-    own = load_file(SHIPPED / "tiny-keys" / "model.safetensors")
-    made = circuit.weights(writer, writer.tokenizer.get_vocab_size())
-    assert own.keys() == made.keys()
-    for name, x in made.items():
-        np.testing.assert_allclose(own[name].astype(np.float32), x, atol=2e-2, err_msg=name)
+@pytest.mark.slow
+def test_what_training_begins_with_finds_keys_without_its_noise(writer, tmp_path):
+    write(tmp_path, writer, circuit.weights(writer, noise=0.0))
+    prompts = writer.prompts("test 0", 512, 4)
+    assert answered(specjax.Engine(specjax.load(tmp_path, dtype="float32")), prompts) == [True] * 4
+    began = circuit.weights(writer)
+    shipped = load_file(SHIPPED / "tiny-keys" / "model.safetensors")
+    assert {name: x.shape for name, x in began.items()} == {name: x.shape for name, x in shipped.items()}
+    assert sum(x.size for x in shipped.values()) < 3e6
+
+
+def test_rows_tell_every_key_that_they_ask_for(writer):
+    (text,) = rows(400, 1)
+    told_part, *asked_parts = text.split(" What is the key of ")
+    assert 1 <= len(asked_parts) <= 400 * 0.4 / 30 and 250 < len(writer.ids(told_part)) < 420
+    for part in asked_parts:
+        owner, _, answer = part.partition("?")
+        assert answer.startswith(f" The key of {owner} is ") and answer.endswith(".<|end|>")
+        assert told_part.count(answer.removesuffix("<|end|>")) == 1
+    assert text != next(rows(400, 1, "other"))
 
 
 def test_codes_are_far_from_each_other():
@@ -41,6 +61,14 @@ def test_texts_tell_each_key_once(writer):
         assert one.answer == told(owner, key)
         assert 560 < len(writer.ids(one.text + one.answer)) <= 600
         assert writer.ids(one.text) == writer.tokenizer.encode(one.text).ids
+
+
+def test_the_page_has_the_results():
+    page = (HERE / "README.md").read_text()
+    rows = [json.loads(row) for row in (HERE / "results.jsonl").read_text().splitlines()]
+    assert len(rows) > 20 and all(line(row) in page for row in rows)
+    plain = [row for row in rows if row["decode"] == "plain" and row["cache_dtype"] is None]
+    assert [row["tokens"] for row in plain] == [1024, 4096, 16384] and min(row["low"] for row in plain) >= 0.9
 
 
 def found(writer, tokens, keys, lie=False):

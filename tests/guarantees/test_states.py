@@ -66,8 +66,9 @@ OVER = {
 """Lines that draft right, or go back, over this mixer, and not over the one whose turn it is."""
 
 
-REFUSED = ("gad",)
-"""Lines that take their turn and are not run: the drafter's model has the target's layers here, and must read both ways."""
+REFUSED = ("gad", "magicdec")
+"""Lines that take their turn and are not run: `gad`'s model has the target's layers here, and must read both ways;
+`magicdec` reads slots alone."""
 
 
 def pairs(lines, *fast):

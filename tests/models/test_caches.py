@@ -201,6 +201,25 @@ def test_what_loses_nothing_writes_the_whole_caches_text(line):
     assert int(state.cache.folded.min()) >= 16
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", list(WHOLE))
+def test_layers_with_windows_keep_theirs(policy):
+    """Beside a layer that sees the whole text: windows of more and of fewer tokens than the ring has besides."""
+    for window in (4, 30):
+        lm = dataclasses.replace(
+            TARGET, config=changed(TARGET.config, sliding_window=window, sliding_layers=(True, False, True))
+        )
+        want, _ = ended(specjax.speculative(lm), params("none"), LONG)
+        old = dataclasses.replace(lm, old=WHOLE[policy], ahead=16)
+        got, state = ended(specjax.speculative(old, DRAFTERS["prompt_lookup"]), params("prompt_lookup"), LONG)
+        same(got, want)
+        assert int(state.cache.folded.min()) >= 16 and [body is None for body in state.cache.bodies] == [
+            True,
+            False,
+            True,
+        ]
+
+
 LOSSY = {
     "ems": EMS(4, 4, budget=8),
     "gear": GEAR(4, 4, bits=2, rank=0, outliers=0.0),
@@ -246,11 +265,11 @@ def test_who_may_have_one():
             Engine(engine.model, plan)
     with pytest.raises(ValueError, match="EMS is for plain caches of models .* not in int8"):
         Engine(models.load(engine.model, cache_dtype="int8"), Plain(cache="ems"))
-    windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
+    windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, True, True))
     narrow = TARGET.config.every(models.AttentionConfig, v_head_dim=4)
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (
-        (lambda: dataclasses.replace(forgetful, config=windows), "has layers with windows"),
+        (lambda: dataclasses.replace(forgetful, config=windows), "has no layer that sees the whole text"),
         (lambda: dataclasses.replace(forgetful, config=narrow), "values of another width than keys"),
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
         (

@@ -9,6 +9,7 @@ import numpy as np
 from specjax.jobs import batch_api, fleet, hosts, jsonl
 from specjax.jobs.completer import Completer, OnEngine, Whole
 from specjax.jobs.files import check_beside, check_output, finish, journal, packed, read_lines, read_prompt
+from specjax.jobs.learn import LearningEngine, check_learns
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
 from specjax.jobs.run import complete, follow
@@ -30,6 +31,8 @@ def command(options: JobOptions) -> int:
     with bad_input():
         several = hosts.asked(options, options.mesh)
         fleet.check(options)
+        if options.learn is not None:
+            check_learns(options)
     if options.ray is not None:
         return _on_ray(options)
     if several:
@@ -54,6 +57,8 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
     if first and (line := engine.left_out(options.of_prompts.given, items)):
         note(line)
     status = _write(options, completer, items, output, given) if first else follow(options, completer, items)
+    if isinstance(engine, LearningEngine):
+        engine.keep()
     return int(from_first(np.asarray(status, np.int32)))  # writing a table may take longer than JAX waits at its end
 
 

@@ -55,6 +55,7 @@ class FileOptions:
       suffix: for a diffusion model: the text after the new text; `max_new_tokens` tokens are filled in before it.
       input: a file of prompts, or `-`.
       output: a file for records, or `-`.
+      learn: a folder for a draft model that learns while the job runs.
       unordered: whether records are written as they finish.
       format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
@@ -82,6 +83,11 @@ class FileOptions:
         "append records to this file (or .jsonl.gz, .parquet, .tar, a URL); the same command resumes a killed run; "
         "- prints them",
         metavar="FILE.jsonl",
+    )
+    learn: str | None = option(
+        None,
+        "the draft model of --drafter learns from the target's corrections; the folder keeps it, and goes on",
+        metavar="FOLDER",
     )
     unordered: bool = option(False, "write records as they finish, not in the order of --input")
     format: str | None = option(

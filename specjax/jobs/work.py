@@ -10,6 +10,7 @@ import jax
 
 from specjax import models
 from specjax.jobs import jsonl
+from specjax.jobs.learn import learning_engine
 from specjax.jobs.manifest import fingerprint, hash_json, hash_list, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
@@ -58,7 +59,10 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
         distributed.meet(mesh)  # before one process reads for longer than the others wait
     how: dict[str, Any] = options.of_model | {"mesh": mesh}
     model = models.load(**how)
-    engine = Engine(model, way, mesh=mesh, logprobs=keeps, rows=rows)
+    if options.learn is None:
+        engine = Engine(model, way, mesh=mesh, logprobs=keeps, rows=rows)
+    else:
+        engine = learning_engine(options, model, mesh=mesh, logprobs=keeps, rows=rows)
     engine.check_stop(options.stop)
     engine.check_completions(options.num_return_sequences)
     if options.prompt_logprobs:

@@ -18,6 +18,7 @@ import optax
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from specjax.decode import Speculate
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
 from specjax.jobs.output import replace
@@ -126,6 +127,7 @@ class OnlineEngine(Engine):
       model: as for `Engine`.
       draft: what `specjax.models.load` returned for the draft.
       expander: the expander of the draft's tree; None: a chain.
+      decode: the way to decode, whose drafter is replaced; None: the usual verifier.
       interval: requests between updates.
       learning_rate: constant.
       divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's.
@@ -146,6 +148,7 @@ class OnlineEngine(Engine):
         draft: Any,
         expander: Expander | None = None,
         *,
+        decode: Speculate | None = None,
         interval: int = 8,
         learning_rate: float = 1e-4,
         divergence: Loss | None = None,
@@ -157,7 +160,8 @@ class OnlineEngine(Engine):
                 f"online: interval must be at least 1, length at least 2 and learning_rate positive, got {interval}, {length} "
                 f"and {learning_rate}"
             )
-        super().__init__(model, drafter=(Watching(draft.lm, expander or Chain()), draft.params), **options)
+        drafter = Watching(draft.lm, expander or Chain()), draft.params
+        super().__init__(model, dataclasses.replace(decode or Speculate(), drafter=drafter), **options)
         self.draft, self.divergence = draft.lm, divergence or ForwardKL()
         self.interval, self.learning_rate, self.length = interval, learning_rate, length
         self.losses: list[float] = []

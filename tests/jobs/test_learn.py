@@ -1,0 +1,113 @@
+"""A draft model that learns while a job runs: the texts stay, the folder goes on, and other folders are refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from specjax import cli, models
+from specjax.models import LlamaLM, llama_config
+
+
+def save(folder, layers, seed):
+    lm = LlamaLM(llama_config(24, 16, 24, layers, 2, 1, 8, max_position_embeddings=64))
+    models.save(folder, lm, jax.tree.map(lambda x: 4 * x, lm.init(jax.random.key(seed))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    lines = [{"prompt": [1 + i % 7, 1 + i % 5], "max_new_tokens": 8} for i in range(24)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return save(folder / "target", 2, 0), save(folder / "draft", 1, 1), folder / "in.jsonl"
+
+
+def words(folders, output, *more):
+    target, draft, lines = folders
+    own = ["--model", target, "--drafter", f"draft:model={draft},length=3", "--input", lines, "--output", output]
+    return ["generate", *map(str, own), "--batch-size", "4", *map(str, more)]
+
+
+def texts(file):
+    return [json.loads(line)["tokens"] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_texts_are_those_of_a_draft_that_does_not_learn(folders, tmp_path, temperature):
+    options = ["--temperature", temperature]
+    assert cli.main(words(folders, tmp_path / "plain.jsonl", *options)) == 0
+    learn = tmp_path / "learn"
+    assert cli.main(words(folders, tmp_path / "a.jsonl", *options, "--learn", learn)) == 0
+    assert texts(tmp_path / "a.jsonl") == texts(tmp_path / "plain.jsonl")
+    before = load_file(learn / "learnt.safetensors")
+    assert len(before["losses"]) == 3
+    # another job goes on with the folder, and the draft model in it is one that a drafter takes
+    assert cli.main(words(folders, tmp_path / "b.jsonl", *options, "--learn", learn)) == 0
+    after = load_file(learn / "learnt.safetensors")
+    assert len(after["losses"]) == 6 and (after["losses"][:3] == before["losses"]).all()
+    (name,) = [name for name in after if name.startswith("['draft']") and "embed" in name]
+    assert np.abs(after[name] - before[name]).max() > 0
+    again = words((folders[0], learn, folders[2]), tmp_path / "c.jsonl", *options)
+    assert cli.main(again) == 0 and texts(tmp_path / "c.jsonl") == texts(tmp_path / "plain.jsonl")
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
+    output, learn = tmp_path / "out.jsonl", tmp_path / "learn"
+    many = tmp_path / "many.jsonl"
+    many.write_text(folders[2].read_text() * 40)
+    own = (*folders[:2], many)
+    command = [sys.executable, "-m", "specjax", *words(own, output, "--learn", learn)]
+    running = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 200
+    while not (learn / "learnt.safetensors").exists() and running.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    before = load_file(learn / "learnt.safetensors")["losses"]
+    assert 0 < len(before) < 120
+    assert cli.main(words(own, output, "--learn", learn)) == 0
+    assert cli.main(words(own, tmp_path / "plain.jsonl")) == 0
+    assert texts(output) == texts(tmp_path / "plain.jsonl")
+    after = load_file(learn / "learnt.safetensors")["losses"]
+    assert len(after) > len(before) and (after[: len(before)] == before).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (["--drafter", "none"], "'none' is none: give --drafter draft:model=FOLDER"),
+        (["--drafter", "prompt_lookup"], "--learn teaches a draft model with the target's tokens"),
+        (["--decode", "beam"], "--learn teaches a draft model: name it, such as --drafter draft"),
+        (["--ray", "local"], "--learn is for a job of one process"),
+    ],
+    ids=["none", "prompt_lookup", "beam", "ray"],
+)
+def test_what_does_not_learn(folders, tmp_path, capsys, more, error):
+    own = words(folders, tmp_path / "out.jsonl", "--learn", tmp_path / "learn")
+    if "--decode" in more or "--drafter" in more:
+        at = own.index("--drafter")
+        own = own[:at] + own[at + 2 :]
+    assert cli.main([*own, *more]) == 2
+    said = capsys.readouterr().err
+    assert error in said and "Traceback" not in said and not (tmp_path / "learn").exists()
+
+
+def test_a_folder_of_another_draft_is_refused(folders, tmp_path, capsys):
+    own = words((folders[0], folders[1], folders[2]), tmp_path / "out.jsonl", "--learn", tmp_path / "learn")
+    (tmp_path / "learn").mkdir()
+    (tmp_path / "learn" / "learnt.safetensors").write_bytes(b"no file of tensors")
+    assert cli.main(own) == 2
+    assert "cannot read what a draft learnt from" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cli.main([*own[:-1], str(tmp_path / "file")]) == 2
+    assert "is a file: name a folder" in capsys.readouterr().err

@@ -152,7 +152,7 @@ class LlamaLM:
         what = next((reason for reason, has in reasons.items() if has), None)
         if self.old is not None and what is not None:
             raise ValueError(
-                f"the cache {type(self.old).__name__} forgets part of the text, which plain attention must see, and "
+                f"the cache {type(self.old).__name__} forgets, so what sees the whole text must do so by plain attention, and "
                 f"this model has {what}: leave the cache out"
             )
 

@@ -489,5 +489,5 @@ def test_what_reads_both_ways_or_forgets_is_refused_when_it_is_made(kind):
         specjax.speculative(lm, DiffusionDrafter(lm, 5, Chain(2)))
     with pytest.raises(ValueError, match=both):
         diffusion(lm, 5)
-    with pytest.raises(ValueError, match="see the whole text by plain attention, and this model has layers with "):
+    with pytest.raises(ValueError, match="must do so by plain attention, and this model has layers with "):
         specjax.generate(models(kind), [[1, 2]], decode="plain:cache=gear", max_new_tokens=2)

@@ -46,7 +46,8 @@ class MagicDec(TreeDrafter):
 
     - `streaming` (StreamingLLM, arXiv:2309.17453): the first `sinks` tokens and the newest ones, as if nothing had been
       between them. The published code turns all keys to positions in the small cache; here the first tokens' keys are
-      turned towards the others, which gives the same scores.
+      turned towards the others, which gives the same scores. It also reads the prompt again
+      through the small cache; here the target's own keys are read.
     - `snapkv` (SnapKV, arXiv:2404.14469): once a prompt was read, each kv-head keeps the slots that the prompt's last 32
       queries attend to most, and those 32. The queries are computed again, in one pass over these tokens. The `recent`
       newest tokens after the prompt are seen as well; the published code sees all of them.

@@ -27,7 +27,9 @@ class PlanOptions:
     config: str = option("builtin", "a config.json to take instead of the model's own")
     topology: str = option(dataclasses.MISSING, "v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...; t4:1 (not compiled)")
     mesh: str | None = option(None, "chips by axis, such as data=2,model=8 (default: all on the axis model)")
-    batch: str = option("8", "rows, or several numbers for a table: 1,8,32")
+    batch: str | None = option(
+        None, "rows, or several numbers for a table: 1,8,32 (default: 8; --memory tries 1 to 256)"
+    )
     context: int | None = option(
         None, "slots per row, of text and cache (default: 8192, or as many as the model was made for)"
     )
@@ -43,6 +45,12 @@ class PlanOptions:
     )
     reduce_dtype: str | None = option(None, "type in which chips sum products, as in generate: float32 or bfloat16")
     tokens_per_step: float = option(1.0, "tokens that a row commits per step, for tokens/s")
+    memory: str | None = option(
+        None, "search tree, rows and cache type for the most tokens/s in so much memory: 24GB, 16GiB", metavar="SIZE"
+    )
+    accepted: float | None = option(
+        None, "chance that a drafted token is the target's, for --memory (default: 0.7)", metavar="CHANCE"
+    )
     sampled: bool = option(False, "also compile what sampled rows need; takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
     json: bool = option(False, "print one JSON object per line")
@@ -56,11 +64,15 @@ def command(options: PlanOptions) -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
         chip = rated(aot.chip_of(options.topology), options.rates)
-        batches = read_batches("--batch", options.batch)
+        batches = read_batches("--batch", options.batch or "8")
         if (options.context is not None and options.context < 1) or not options.tokens_per_step > 0:
             raise ValueError("--context must be at least 1 and --tokens-per-step above 0")
+        if options.accepted is not None and options.memory is None:
+            raise ValueError("--accepted goes with --memory; a plan without it takes --tokens-per-step")
         if options.plot:
             check_plot(options.plot)
+    if options.memory is not None:
+        return _search(options, chip, batches if options.batch else None)
     records = []
     asked = [*((line, None) for line in options.decode), *((None, line) for line in options.drafter)]
     for decode, drafter in asked or [(None, None)]:
@@ -79,6 +91,15 @@ def command(options: PlanOptions) -> int:
             report.plot(records, chip, options.plot)
     if not any(r["fits"] for r in records):
         raise BadInput(records[0]["reason"])
+    return 0
+
+
+def _search(options: PlanOptions, chip: Any, batches: list[int] | None) -> int:
+    """Prints the fastest settings in a given memory."""
+    from specjax.plan import memory
+
+    with bad_input():
+        write(memory.run(options, chip, tuple(batches or memory.ROWS)))
     return 0
 
 

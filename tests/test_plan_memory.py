@@ -27,11 +27,11 @@ def plan(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [16, 32])
 def test_predicted_bytes_are_those_of_the_compiler(nodes):
-    """Within 5% in all. The temporaries, which are about a tenth of them, are within a quarter."""
+    """Of a greedy step, within 5% in all. The temporaries, which are about a tenth of them, are within a quarter."""
     mesh = make_mesh("model=1", jax.devices("cpu")[:1])
     way = Speculate(f"draft:model=tiny-draft,expander=top_k,k=4,depth=4,nodes={nodes}")
     setup = step.prepare(models.abstract("tiny", "float32", mesh), way, mesh, batch=16, context=512)
-    program, _ = step.compiled(setup, sampled=True)
+    program, _ = step.compiled(setup, sampled=False)
     found = program.memory_analysis()
     predicted, besides = sum(memory.held(setup).values()), sum(memory.transient(setup).values())
     assert predicted - besides == found.argument_size_in_bytes
@@ -42,11 +42,11 @@ def test_predicted_bytes_are_those_of_the_compiler(nodes):
 
 def test_the_fastest_fits_and_less_memory_is_slower(plan):
     answers = []
-    for size in ("30MB", "300MB"):
+    for size in ("20MB", "300MB"):
         status, out, err = plan(*TINY, "--memory", size, "--batch", "1,4,16", "--cache-dtype", "int8", "--json")
         assert status == 0, err
         answers.append(json.loads(out))
-    for found, budget in zip(answers, (30e6, 300e6), strict=True):
+    for found, budget in zip(answers, (20e6, 300e6), strict=True):
         best, free, least = (found[name] for name in ("best", "unconstrained", "least"))
         assert best["total"] == sum(best["held"].values()) <= budget == found["memory"]
         assert best["tokens_per_second"] <= free["tokens_per_second"]

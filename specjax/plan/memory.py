@@ -366,5 +366,5 @@ def _notes(accepted: float, chip: Chip) -> Iterator[str]:
     """The assumptions."""
     rate = f"{chip.hbm_bandwidth / 1e9:.0f} GB/s, {chip.flops / 1e12:.0f} TFLOP/s ({chip.source})"
     yield f"acceptance is given, not measured: each candidate is the target's token with chance {accepted} (--accepted)"
-    yield f"time and what a step takes besides its arrays are estimates, nothing is compiled; {chip.name}: {rate}"
+    yield f"time and what a greedy step takes besides its arrays are estimates, nothing is compiled; {chip.name}: {rate}"
     yield "plan a setting without --memory to compile it; a cache in another type changes the text"

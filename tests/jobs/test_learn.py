@@ -64,7 +64,7 @@ def test_texts_are_those_of_a_draft_that_does_not_learn(folders, tmp_path, tempe
 def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
     output, learn = tmp_path / "out.jsonl", tmp_path / "learn"
     many = tmp_path / "many.jsonl"
-    many.write_text(folders[2].read_text() * 40)
+    many.write_text(folders[2].read_text() * 12)
     own = (*folders[:2], many)
     command = [sys.executable, "-m", "specjax", *words(own, output, "--learn", learn)]
     running = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stderr=subprocess.DEVNULL)
@@ -74,7 +74,7 @@ def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     before = load_file(learn / "learnt.safetensors")["losses"]
-    assert 0 < len(before) < 120
+    assert 0 < len(before) < 36
     assert cli.main(words(own, output, "--learn", learn)) == 0
     assert cli.main(words(own, tmp_path / "plain.jsonl")) == 0
     assert texts(output) == texts(tmp_path / "plain.jsonl")

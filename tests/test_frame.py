@@ -114,3 +114,8 @@ def test_a_cost_is_that_of_whom_the_test_is_there_for():
         "tests/models/test_families.py::test_a[qwen3]": "qwen3",
     }
     assert {test: costs.owner(test, names) for test in whose} == whose
+
+
+def test_no_test_is_named_by_an_address(request):
+    """Workers that collect the same tests by other names run none."""
+    assert [item.nodeid for item in request.session.items if " at 0x" in item.nodeid] == []

@@ -69,13 +69,20 @@ def learning_engine(options: JobOptions, model: Any, **how: Any) -> LearningEngi
       **how: options of `Engine`.
 
     Raises:
-      ValueError: if its drafter is no draft model of the target's own tokens, or the folder has learnt for another one.
+      ValueError: if its drafter is no draft model of the target's own tokens, the verifier's text depends on drafts, or the
+        folder holds another model or has learnt for another draft.
     """
     way, folder = options.way, Path(options.learn or "")
     assert isinstance(way, Speculate) and isinstance(way.drafter, str)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--learn {options.learn!r} is a file: name a folder")
+    if (folder / "config.json").exists() and not (folder / LEARNT).exists():
+        raise ValueError(f"--learn {options.learn!r} holds a model that would be replaced: name another folder")
     verifier, _ = build_verifier(way.verifier, model)
+    if verifier.text_follows_draft:
+        raise ValueError(
+            "--learn keeps the text only where it does not depend on the draft: leave the verifier out, or choose coupled"
+        )
     drafter, params = build_drafter(way.drafter, model, mesh=how.get("mesh"), tree=tree_of(verifier))
     if type(drafter) is not ModelDrafter or not isinstance(drafter.lm, LlamaLM):
         raise ValueError(

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import TARGET, Rows, but_slow, complete, plain
+from support.conformance import TARGET, Rows, but_slow, complete, ended, params, plain
+from support.shapes import changed
 from support.table_lm import Table
 
+import specjax
 from specjax.assembly.registry import build_drafter
 from specjax.draft import MagicDec
 from specjax.draft.base import View
@@ -16,6 +18,8 @@ from specjax.draft.magicdec import MagicDraft, picking
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Model, llama_config
 from specjax.models.caches import EMS
+from specjax.sampling import SamplingArrays, row_keys
+from specjax.sampling.sampler import Sampler
 
 ONE = LlamaLM(llama_config(24, 16, 32, 1, 4, 2, 8))
 """One layer: what it keeps of a token depends on that token alone."""
@@ -82,26 +86,43 @@ def test_with_room_for_the_whole_text_all_drafts_are_taken():
         assert got == plain(rows) and int(state.stats.steps.sum()) <= 14
 
 
-def proposing(capacity, keeps):
-    """The compiled program of a draft, for a cache of so many slots."""
-    drafter, own = MagicDec(keeps, budget=40).bind(TARGET), {"target": TARGET.abstract()}
-    cache = TARGET.init_cache(1, capacity)
-    view = View(jnp.zeros((1, capacity), jnp.int32), jnp.full(1, capacity - 8), jnp.ones(1, bool), cache, 3)
-    slots = drafter.init(own, 1, capacity).slots
+@pytest.mark.slow
+def test_windows_and_eight_bits():
+    """A target with layers that see a window, in rings, and a cache in eight bits: with room for all, all drafts are taken."""
+    config = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
+    lm = dataclasses.replace(TARGET, config=config, cache_dtype="int8")
+    rows = Rows(((5, 9, 2, 5, 9), (7, 7, 1)), ("a", "b"), ({"temperature": 0.0}, {"temperature": 1.0}), new_tokens=24)
+    want, _ = ended(specjax.speculative(lm).with_rings(), params("none"), rows)
+    for keeps in ("snapkv", "streaming"):
+        decoder = specjax.speculative(lm, MagicDec(keeps, budget=64, recent=40)).with_rings()
+        got, state = ended(decoder, params("magicdec"), rows)
+        assert got == want and int(state.stats.steps.sum()) <= 16
+
+
+def drafting(capacity, keeps):
+    """The compiled program that drafts from chosen slots, for a cache of so many slots."""
+    drafter, weights = MagicDec(keeps, budget=40).bind(TARGET), TARGET.abstract()
+    view = View(
+        jnp.zeros((1, capacity), jnp.int32),
+        jnp.full(1, capacity - 8),
+        jnp.ones(1, bool),
+        TARGET.init_cache(1, capacity),
+        3,
+    )
+    slots = drafter.init({"target": weights}, 1, capacity).slots
     draft = MagicDraft(jnp.full(1, capacity // 2), jnp.ones(1, bool), slots)
-    run = lambda draft, view: drafter._picked(draft, view.cache, view.length)
-    return jax.jit(run).lower(draft, view).compile()
+    sampler = Sampler(row_keys(0, ["a"]), view.tokens, view.length, view.live, SamplingArrays.make(1), greedy=True)
+    return jax.jit(drafter._tree).lower(weights, draft, view, sampler).compile()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["snapkv", "streaming"])
 def test_a_draft_does_not_read_more_of_a_longer_text(keeps):
-    """All that a draft sees of the cache has the same size for 1,024 and for 16,384 slots, and no more is computed for it."""
-    short, long = (proposing(capacity, keeps) for capacity in (1024, 16384))
-    memory = [own.memory_analysis() for own in (short, long)]
-    assert memory[0].output_size_in_bytes == memory[1].output_size_in_bytes
-    assert memory[0].temp_size_in_bytes == memory[1].temp_size_in_bytes
-    assert short.cost_analysis()["flops"] == long.cost_analysis()["flops"]
+    """All of its passes compute as much, and hold as much besides the cache, over 1,024 and over 16,384 slots."""
+    short, long = (drafting(capacity, keeps) for capacity in (1024, 16384))
+    assert short.cost_analysis()["flops"] == long.cost_analysis()["flops"] > 0
+    held = [own.memory_analysis().temp_size_in_bytes for own in (short, long)]
+    assert held[0] == held[1] > 0
 
 
 def test_what_it_refuses():

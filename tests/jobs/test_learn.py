@@ -89,15 +89,16 @@ def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
         (["--drafter", "prompt_lookup"], "--learn teaches a draft model with the target's tokens"),
         (["--decode", "beam"], "--learn teaches a draft model: name it, such as --drafter draft"),
         (["--ray", "local"], "--learn is for a job of one process"),
+        (["--drafter", "draft:model=DRAFT,verifier=rejection"], "leave the verifier out, or choose coupled"),
     ],
-    ids=["none", "prompt_lookup", "beam", "ray"],
+    ids=["none", "prompt_lookup", "beam", "ray", "rejection"],
 )
 def test_what_does_not_learn(folders, tmp_path, capsys, more, error):
     own = words(folders, tmp_path / "out.jsonl", "--learn", tmp_path / "learn")
     if "--decode" in more or "--drafter" in more:
         at = own.index("--drafter")
         own = own[:at] + own[at + 2 :]
-    assert cli.main([*own, *more]) == 2
+    assert cli.main([*own, *(word.replace("DRAFT", str(folders[1])) for word in more)]) == 2
     said = capsys.readouterr().err
     assert error in said and "Traceback" not in said and not (tmp_path / "learn").exists()
 
@@ -108,6 +109,10 @@ def test_a_folder_of_another_draft_is_refused(folders, tmp_path, capsys):
     (tmp_path / "learn" / "learnt.safetensors").write_bytes(b"no file of tensors")
     assert cli.main(own) == 2
     assert "cannot read what a draft learnt from" in capsys.readouterr().err
+    before = {file.name: file.read_bytes() for file in folders[1].iterdir()}
+    assert cli.main([*own[:-1], str(folders[1])]) == 2
+    assert "holds a model that would be replaced: name another folder" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in folders[1].iterdir()} == before
     (tmp_path / "file").write_text("")
     assert cli.main([*own[:-1], str(tmp_path / "file")]) == 2
     assert "is a file: name a folder" in capsys.readouterr().err

@@ -135,8 +135,12 @@ class MagicDec(TreeDrafter):
         return dataclasses.replace(draft, prompt=draft.prompt + chunk.real.sum(axis=1, dtype=jnp.int32))
 
     def propose(self, params, draft, view, sampler):
-        target, length = params["target"], view.length - 1  # the root has no keys in the cache yet
-        draft = self._chosen(target, draft, view)
+        draft = self._chosen(params["target"], draft, view)
+        return Proposal(self._tree(params["target"], draft, view, sampler), draft)
+
+    def _tree(self, target, draft, view, sampler):
+        """The tree, drafted from slots that are chosen."""
+        length = view.length - 1  # the root has no keys in the cache yet
         seen = Picked(self._picked(draft, view.cache, length))
         block = Block(view.root[:, None], length[:, None], length)
         output = self.target(target, block, seen, wants=Wants(logits=True, final=True))
@@ -149,8 +153,7 @@ class MagicDec(TreeDrafter):
             output = self.target(target, own, seen, wants=Wants(logits=True, final=True), past=past)
             return (stack_past(past, output.delta), output.final), output.logits
 
-        tree = self.expander(view.root, output.logits[:, 0], grow, (None, output.final), sampler, keep_q=view.keep_q)
-        return Proposal(tree, draft)
+        return self.expander(view.root, output.logits[:, 0], grow, (None, output.final), sampler, keep_q=view.keep_q)
 
     def hidden(self, carry):
         """The features `[B, E]` from which the last distribution was computed."""

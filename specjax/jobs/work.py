@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -125,7 +126,11 @@ def kept(options: FromLines, values: Iterable[Value], fault: Callable[[Value], F
 
 
 def make_manifest(options: JobOptions, engine: Engine, given: Sequence[Any]) -> dict[str, Any]:
-    """The settings that must be equal for a job to resume. Batch size and mesh are left out: they change no text."""
+    """The settings that must be equal for a job to resume. Batch size and mesh are left out: they change no text; nor does
+    a draft that learns in the job."""
+    folders = named_folders([options.decode, options.drafter])
+    if options.learn is not None:
+        folders = {name: own for name, own in folders.items() if not Path(name).samefile(options.learn)}
     given_options = options.of_prompts.given
     # with a shared prefix, programs have other shapes, and near-ties may be decided differently
     flags = {name: True for name in ("shared_prefix", "chat") if getattr(options, name)}
@@ -145,7 +150,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: Sequence[Any]) -> 
         "version": 2,
         "model": _model(engine),
         "decoding": {"decode": options.decode, "drafter": options.drafter} | flags,
-        "folders": named_folders([options.decode, options.drafter]) | files,
+        "folders": folders | files,
         "sampling": {name: every[name] for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
         | {"stop": list(given_options.get("stop", ())), "ignore_eos": given_options.get("ignore_eos", False)}

@@ -58,6 +58,11 @@ def test_texts_are_those_of_a_draft_that_does_not_learn(folders, tmp_path, tempe
     assert np.abs(after[name] - before[name]).max() > 0
     again = words((folders[0], learn, folders[2]), tmp_path / "c.jsonl", *options)
     assert cli.main(again) == 0 and texts(tmp_path / "c.jsonl") == texts(tmp_path / "plain.jsonl")
+    # a draft may go on learning in its own folder, and the same command finds its job again
+    for _ in range(2):
+        own = words((folders[0], learn, folders[2]), tmp_path / "d.jsonl", *options, "--learn", learn)
+        assert cli.main(own) == 0 and texts(tmp_path / "d.jsonl") == texts(tmp_path / "plain.jsonl")
+    assert len(load_file(learn / "learnt.safetensors")["losses"]) == 9
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """The Hugging Face names of our parameters: where each is stored, and writing them to folders."""
 
 import dataclasses
-import errno
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,10 +15,9 @@ import numpy as np
 from specjax.models.byte_ranges import Box, Source, Stack, fill, stored_shape
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised, plain
+from specjax.models.on_disk import to_disk
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
-_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""The errors of a file system without fsync."""
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers in old checkpoints, which we compute; heads saved with their target, which drafters read
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.|^(model\.)?mtp(_layers)?\.")
@@ -398,19 +395,6 @@ def _write(file: Path, header: dict[str, Any], pieces: Iterable[bytes]) -> None:
             stream.write(piece)
         stream.flush()
         to_disk(stream.fileno())
-
-
-def to_disk(file: int) -> None:
-    """Flushes an open file or a folder to the disk, if its file system supports that.
-
-    Raises:
-      OSError: if it cannot be written.
-    """
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in _NO_FSYNC:
-            raise
 
 
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:

@@ -21,7 +21,6 @@ from specjax.draft.pard2 import Pard2 as Pard2
 from specjax.draft.gad import Gad as Gad
 from specjax.draft.diffusion_draft import DiffusionDrafter as DiffusionDrafter
 from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
-from specjax.draft.magicdec import MagicDec as MagicDec
 from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.speculator import MLPSpeculator as MLPSpeculator
@@ -55,6 +54,7 @@ from specjax.draft.pearl import Pearl as Pearl
 from specjax.draft.saguaro import Saguaro as Saguaro
 from specjax.draft.mirror import MirrorSD as MirrorSD
 from specjax.draft.small_cache import SmallCache as SmallCache
+from specjax.draft.magicdec import MagicDec as MagicDec
 from specjax.draft.lud import Lud as Lud
 from specjax.draft.lookahead import Lookahead as Lookahead
 from specjax.draft.cascade import Cascade as Cascade

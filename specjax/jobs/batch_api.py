@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 from specjax.jobs import jsonl
-from specjax.jobs.output import replace
+from specjax.models.on_disk import replace
 
 ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 """The endpoints, and the field of a body that holds the prompt."""

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 from specjax.jobs import jsonl
-from specjax.jobs.output import replace
+from specjax.models.on_disk import replace
 
 _PART_BYTES = 1 << 20
 

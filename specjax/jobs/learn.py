@@ -13,7 +13,7 @@ from specjax.decode import Speculate
 from specjax.draft import ModelDrafter
 from specjax.jobs.options import JobOptions
 from specjax.models import LlamaLM
-from specjax.train.online import OnlineEngine
+from specjax.serve.online import OnlineEngine
 
 LEARNT = "learnt.safetensors"
 """The file of a folder with what learning needs to go on; the draft model is beside it."""

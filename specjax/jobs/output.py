@@ -9,13 +9,13 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax.jobs.jsonl import dumps, loads
 from specjax.jobs.manifest import differences
-from specjax.models.weights import to_disk
+from specjax.models.on_disk import replace, to_disk
 from specjax.serve.request import Record, Request
 from specjax.serve.score import Pair, Score
 
@@ -214,27 +214,3 @@ def _lock(file: int, path: str) -> None:
         raise ValueError(f"another process is writing the output file {path!r}") from error
     except OSError:  # a file system without locks
         return
-
-
-def replace(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Writes a file atomically and flushes it to the disk.
-
-    Args:
-      path: the file.
-      parts: the parts of its content.
-
-    Raises:
-      OSError: if that fails.
-    """
-    path = Path(path)
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        to_disk(file.fileno())
-    os.replace(scratch, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        to_disk(folder)
-    finally:
-        os.close(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 from specjax.jobs import meter
 from specjax.jobs.jsonl import dumps
-from specjax.jobs.output import replace
+from specjax.models.on_disk import replace
 from specjax.serve.slots import Turn
 from specjax.terminal import note
 

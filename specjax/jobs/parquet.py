@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from specjax.jobs import jsonl
-from specjax.jobs.output import replace
 from specjax.jobs.shards import of_rows
+from specjax.models.on_disk import replace
 
 
 def _pyarrow() -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from specjax.jobs import jsonl
-from specjax.jobs.output import replace
+from specjax.models.on_disk import replace
 
 
 def check() -> None:

@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from specjax.jobs.manifest import differences, fingerprint, hash_json
-from specjax.jobs.output import replace
 from specjax.lm import Output, Wants
+from specjax.models.on_disk import replace
 from specjax.objectives.base import Objective
 
 INDEX = "index.json"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.jobs.output import replace
+from specjax.models.on_disk import replace
 from specjax.objectives.base import Batch, Objective
 from specjax.objectives.means import MEAN, Counted, Parts, counts
 from specjax.settings import settled

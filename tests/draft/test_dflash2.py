@@ -12,8 +12,9 @@ from support.published import V, toy
 from support.published_blocks import TEXT, behind, proposed, view_of
 
 from specjax.draft import DFlash, DFlash2
-from specjax.draft.dflash2.network import ConvolutionConfig, Selector, spread
+from specjax.draft.dflash2.network import ConvolutionConfig
 from specjax.draft.dflash2.objective import TrainDFlash2
+from specjax.draft.dflash2.selector import Selector, spread
 from specjax.draft.heads.folder import Head
 from specjax.expand import Chain
 from specjax.objectives.means import MEAN

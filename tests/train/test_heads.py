@@ -43,8 +43,8 @@ from specjax.draft.chimera.objective import TrainChimera
 from specjax.draft.clover.objective import TrainClover
 from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import Blocks, TrainDFlash
-from specjax.draft.dflash2.network import Selector
 from specjax.draft.dflash2.objective import TrainDFlash2
+from specjax.draft.dflash2.selector import Selector
 from specjax.draft.domino.network import Correction
 from specjax.draft.domino.objective import TrainDomino
 from specjax.draft.dspark.network import MarkovHead

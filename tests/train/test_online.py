@@ -17,9 +17,9 @@ from specjax.objectives.base import Batch, read
 from specjax.objectives.losses import TVD, ForwardKL
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
+from specjax.serve import online
 from specjax.serve.engine import Engine
-from specjax.train import online
-from specjax.train.online import OnlineEngine, Watching
+from specjax.serve.online import OnlineEngine, Watching
 
 TARGET = tiny.model(tiny.TARGET, tiny.target_params())
 DRAFT = tiny.model(tiny.DRAFT, tiny.draft_params())

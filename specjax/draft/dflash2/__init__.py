@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.dflash import DFlash
-from specjax.draft.dflash2.network import ConvolutionConfig, Selector, convolved, spread
+from specjax.draft.dflash2.selector import Selector, spread
 from specjax.draft.head import params_dtype
 from specjax.expand import Chain, Expander
 
@@ -76,6 +76,8 @@ class DFlash2(DFlash):
 
     @property
     def head(self):
+        from specjax.draft.dflash2.network import ConvolutionConfig, convolved  # flax is slow to import
+
         plain = super().head
         around = ConvolutionConfig(self.reach, self.group, self.block)
         return dataclasses.replace(plain, config=convolved(plain.config, around))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.dflash.objective import TrainDFlash
-from specjax.draft.dflash2.network import spread
+from specjax.draft.dflash2.selector import spread
 from specjax.objectives.base import check_not_negative
 from specjax.objectives.losses import CrossEntropy
 

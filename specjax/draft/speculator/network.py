@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models.few_bits import embedded
-from specjax.models.norms import rms_norm
 
 Array = jax.Array
 
@@ -29,11 +28,15 @@ def token_weight(heads: int, inner: int) -> float:
 
 def scaled(x: Array) -> Array:
     """Features `[..., E]` with a root mean square of `sqrt(1/2)`."""
+    from specjax.models.norms import rms_norm  # flax is slow to import
+
     return rms_norm(x, None, EPS) / 2**0.5
 
 
 def shifted_norm(norm: Any, x: Array) -> Array:
     """`[..., D]` divided by its root mean square, times `scale`, plus `bias`; the mean is not subtracted."""
+    from specjax.models.norms import rms_norm
+
     bias = jnp.reshape(norm["bias"], (1,) * (x.ndim - 1) + norm["bias"].shape)
     return rms_norm(x, norm["scale"], EPS, "wide") + bias
 

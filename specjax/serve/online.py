@@ -21,8 +21,8 @@ from safetensors.numpy import load, save
 from specjax.decode import Speculate
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
-from specjax.jobs.output import replace
 from specjax.lm import LM, Wants
+from specjax.models.on_disk import replace
 from specjax.objectives.base import Batch, read
 from specjax.objectives.losses import ForwardKL, Loss
 from specjax.serve.engine import Engine

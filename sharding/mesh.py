@@ -17,7 +17,8 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | N
     """A mesh over all devices from `"data=2,model=2,context=2"`; an axis that is not named has size 1.
 
     Args:
-      spec: the line, a mesh (missing axes are added with size 1), or None for no mesh.
+      spec: the line, a mesh (missing axes are added with size 1), or None for no mesh. A line may begin with a platform,
+        such as `"cpu:model=1"` for the host's memory beside an accelerator.
       devices: for example those of `specjax.sharding.aot.devices`; None: all devices of JAX.
 
     Raises:
@@ -35,11 +36,24 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | N
     if not isinstance(spec, str):
         raise ValueError(f"a mesh is a jax.sharding.Mesh or a line such as 'data=2,model=4', not {spec!r}")
     sizes = axis_sizes(spec)
-    given = jax.devices() if devices is None else list(devices)
+    given = devices_of(spec) if devices is None else list(devices)
     if math.prod(sizes.values()) != len(given):
         have = "1 device" if len(given) == 1 else f"{len(given)} devices"
         raise ValueError(f"mesh {spec!r} asks for {math.prod(sizes.values())} devices and there are {have}")
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=given)
+
+
+def devices_of(spec: str) -> list[Any]:
+    """The devices of a line's platform, or of JAX's usual one.
+
+    Raises:
+      ValueError: if there is no such platform.
+    """
+    platform = spec.rpartition(":")[0].strip()
+    try:
+        return jax.devices(platform or None)
+    except RuntimeError as error:
+        raise ValueError(f"mesh {spec!r}: JAX has no platform {platform!r} here") from error
 
 
 def axis_sizes(spec: str) -> dict[str, int]:
@@ -49,7 +63,7 @@ def axis_sizes(spec: str) -> dict[str, int]:
       ValueError: on a malformed line or an unknown axis.
     """
     sizes = dict.fromkeys(AXES, 1)
-    for part in spec.split(","):
+    for part in spec.rpartition(":")[2].split(","):
         name, _, size = part.strip().partition("=")
         if name not in AXES or not size.isdigit() or int(size) < 1:
             raise ValueError(f"mesh {spec!r}: {part.strip()!r} is not AXIS=SIZE with an axis of {', '.join(AXES)}")

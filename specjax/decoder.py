@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,15 @@ class Decoder(Protocol[State]):
     def needs(self) -> tuple[str, ...]:
         """The entries of `params` that must hold parameters."""
         return ("target",)
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the host calls several programs for a step, since they belong to several meshes.
+
+        Then the functions of this module call the decoder's `hosted_empty`, `hosted_insert`, `hosted_step` and
+        `hosted_run`.
+        """
+        return False
 
     @property
     def fills_in(self) -> bool:
@@ -331,6 +340,8 @@ def run(
     There is one program per decoder and state shape, whatever the two numbers. `run_program` is that program, to lower
     or to compile.
     """
+    if decoder.hosted:
+        return cast(Any, decoder).hosted_run(params, state, max_steps, min_live)
     return run_program(decoder, params, state, _count(max_steps), _count(min_live))
 
 
@@ -341,6 +352,8 @@ def step(decoder: Decoder[State], params: PyTree, state: State) -> tuple[State, 
     `step_program` is the jitted function. `jax.jit(decoder.step)` works as well, but a type checker knows nothing of
     its result: JAX 0.10 does not say what a jitted function returns.
     """
+    if decoder.hosted:
+        return cast(Any, decoder).hosted_step(params, state)
     return step_program(decoder, params, state)
 
 
@@ -396,6 +409,8 @@ def insert(
 
 def _put_in(decoder, params, state, rows, prompts, prefix):
     """`insert_program` for arrays that may be on the host: they are sent first, which `jax_transfer_guard` allows."""
+    if decoder.hosted:
+        return cast(Any, decoder).hosted_insert(params, state, rows, prompts, prefix)
     return insert_program(decoder, params, state, *jax.device_put((rows, prompts)), prefix)
 
 
@@ -446,7 +461,17 @@ def copy_row(decoder: Decoder[State], state: State, row: jax.Array, kept: State,
     return constrain(getattr(decoder, "mesh", None), axes, placed)
 
 
-empty = jax.jit(
+def empty(
+    decoder: Decoder[State], params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1,
+    form: Form = USUAL,
+) -> State:  # fmt: skip
+    """`decoder.empty` under jit, with the columns of a form."""
+    if decoder.hosted:
+        return cast(Any, decoder).hosted_empty(params, batch, capacity, cache_dtype, eos_width, form)
+    return _empty_program(decoder, params, batch, capacity, cache_dtype, eos_width, form=form)
+
+
+_empty_program = jax.jit(
     settled(
         lambda decoder, params, batch, capacity, cache_dtype, eos_width, form=USUAL: formed(
             decoder, decoder.empty(params, batch, capacity, cache_dtype, eos_width), form
@@ -455,7 +480,6 @@ empty = jax.jit(
     static_argnums=(0, 2, 3, 4, 5, 6),
     static_argnames=("form",),
 )
-"""`decoder.empty` under jit, with the columns of a form."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -354,7 +354,6 @@ class Speculative(Decoder[DecodeState]):
     def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """One target pass: every live row commits at least one token."""
         view, sampler = self._begun(state)
-        sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):
             drafting = dataclasses.replace(sampler, drafting=True)
             proposal = self.drafter.propose(params, state.draft, view, drafting)
@@ -391,7 +390,7 @@ class Speculative(Decoder[DecodeState]):
             carried=state.carried,
             limit=state.limit,
         )
-        return view, sampler
+        return view, sampler.once() if self.verifier.own_noise else sampler
 
     def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
         """Runs the target over the proposal, or over as many of its first nodes as the live rows need."""

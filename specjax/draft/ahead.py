@@ -6,7 +6,7 @@ branches of a point, `W` the slots of the pass that reads the text, `V` the targ
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,8 @@ class Ahead(OfTopology, Drafter):
     tiles = True
     needs_params = True
     skips = False
+    target_guesses: ClassVar[bool] = False
+    """Whether `guesses` runs layers of the target, and then needs no logits of the draft model."""
     lm: LM
     keep_q: bool = dataclasses.field(default=False, kw_only=True)
     vocab_size: int = dataclasses.field(default=0, kw_only=True)
@@ -145,6 +147,10 @@ class Ahead(OfTopology, Drafter):
         model = self._model.prefill(params, ModelDraft(draft.cache, draft.length), chunk, output)
         return dataclasses.replace(draft, cache=model.cache, length=model.length)
 
+    def points_of(self, tree: Tree) -> Array:
+        """After how many tokens of a proposed tree branches begin, `[B, P]` int32, -1 for none."""
+        return self.points(tree.valid[:, 1:].sum(axis=1, dtype=jnp.int32))
+
     def taken(self, draft: AheadDraft, view: View) -> tuple[Array, Array | None, Array]:
         """The branch that the text has taken: its tokens `[B, K]`, -1 without one, their `log_q` `[B, K, V]`, and whether
         there is one, `[B]`.
@@ -174,7 +180,7 @@ class Ahead(OfTopology, Drafter):
           view: the step's.
           sampler: the step's.
           points: `[B, P]`.
-          logits: `[B, P, V]`, the draft model's after each point.
+          logits: `[B, P, V]`, the draft model's after each point; None if the target guesses (`target_guesses`).
         """
         if isinstance(self.lm, TrimmedLM):
             sampler = sampler.restricted(params["draft"]["ids"], self.lm.vocab_size)
@@ -208,24 +214,38 @@ class Ahead(OfTopology, Drafter):
         return jnp.where((sampler.params.temperature > 0)[:, None, None], scores + noise, scores)
 
     def propose(self, params, draft, view, sampler):
+        return self.ahead(params, draft, view, sampler, self.known(params, draft, view, sampler))
+
+    def known(self, params: Any, draft: AheadDraft, view: View, sampler: Sampler) -> Tree:
+        """What a step proposes: the branch that the text has taken, or what is proposed after a miss."""
         tokens, log_q, found = self.taken(draft, view)
         tokens, log_q = self.missed(params, draft, view, sampler, (tokens, log_q), found)
         nodes = jnp.concatenate([view.root[:, None], tokens], axis=1)
         end = lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
         shown = None if log_q is None else end(log_q)
-        tree = Tree.of(self.topology, nodes, nodes >= 0, log_q=shown, children=self.children)
-        own, partial = self._branches(params, draft, view, sampler, tree)
-        return Proposal(tree, own, partial=partial)
+        return Tree.of(self.topology, nodes, nodes >= 0, log_q=shown, children=self.children)
 
-    def _branches(self, params, draft, view, sampler, tree):
-        """The state with new branches below the tree, and a head start for the target or None."""
+    def ahead(
+        self, params: Any, draft: AheadDraft, view: View, sampler: Sampler, tree: Tree, first: Array | None = None
+    ) -> Proposal:
+        """The proposal of a tree, whose state has new branches below it.
+
+        Args:
+          params: the parameters.
+          draft: the state.
+          view: the step's.
+          sampler: the step's.
+          tree: from `known`.
+          first: the guesses `[B, P, F]`, if they were made elsewhere (`guesses`); otherwise they are made here.
+        """
         weights, width = params["draft"], view.max_depth + 1
-        pending = tree.tokens[:, 1:]
-        points = self.points(tree.valid[:, 1:].sum(axis=1, dtype=jnp.int32))
+        pending, points = tree.tokens[:, 1:], self.points_of(tree)
         read = self._read(weights, draft, view, pending)
         ends = jnp.clip(view.length - 1 - draft.length, 0, width - 1)[:, None] + jnp.maximum(points, 0)
-        final = jnp.take_along_axis(read.final, ends[:, :, None], axis=1)
-        first, partial = self.guesses(params, tree, view, sampler, points, self.lm.unembed(weights, final))
+        partial = None
+        if first is None:
+            final = jnp.take_along_axis(read.final, ends[:, :, None], axis=1)
+            first, partial = self.guesses(params, tree, view, sampler, points, self.lm.unembed(weights, final))
         if isinstance(self.lm, TrimmedLM):
             sampler = sampler.restricted(weights["ids"], self.lm.vocab_size)
         rest, log_q = self._written(weights, draft, view, sampler, pending, points, first, read.delta, ends)
@@ -233,7 +253,8 @@ class Ahead(OfTopology, Drafter):
         after = jnp.where(jnp.isnan(read.final[:, 0, 0]) | (rest[:, 0, 0, 0] < -1), 0, draft.length)
         delta = jax.tree.map(lambda x: x[:, :width], read.delta)
         cache = self.lm.commit(draft.cache, delta, None, after, view.length - draft.length)
-        return AheadDraft(cache, view.length, view.length, pending, points, first, rest, log_q), partial
+        own = AheadDraft(cache, view.length, view.length, pending, points, first, rest, log_q)
+        return Proposal(tree, own, partial=partial)
 
     def _read(self, weights, draft, view, pending):
         """One pass over what the last step committed and the proposed tokens after it, `[B, W]`."""

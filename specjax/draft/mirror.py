@@ -43,6 +43,7 @@ class MirrorSD(Saguaro):
     """Filled in by `bind`."""
 
     plain_tree = False
+    target_guesses = True
 
     def bind(self, target):
         layers = self.exit or target.num_layers // 2

@@ -33,11 +33,23 @@ def command(options: JobOptions) -> int:
         fleet.check(options)
         if options.learn is not None:
             check_learns(options)
+        if options.draft_mesh is not None:
+            _check_draft_mesh(options)
     if options.ray is not None:
         return _on_ray(options)
     if several:
         return hosts.together(options, hosts.stand(options.file), lambda first: _here(options, several, first))
     return _here(options)
+
+
+def _check_draft_mesh(options: JobOptions) -> None:
+    """Raises ValueError if other options of a job leave its drafter no mesh of its own."""
+    if options.ray is not None or options.distributed or options.coordinator is not None:
+        raise ValueError("--draft-mesh is for a job of one process: leave --ray, --distributed and --coordinator out")
+    if options.learn is not None:
+        raise ValueError("--learn teaches a draft model on the target's devices: leave --draft-mesh or --learn out")
+    if options.mesh is None:
+        raise ValueError("--draft-mesh takes the devices that follow those of --mesh: give --mesh too, such as model=1")
 
 
 def _here(options: JobOptions, several: bool = False, first: bool = True) -> int:

@@ -129,4 +129,14 @@ class FileOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions, ModelOptions):
-    """All options of `specjax generate`."""
+    """All options of `specjax generate`.
+
+    Attributes:
+      draft_mesh: the drafter's own mesh.
+    """
+
+    draft_mesh: str | None = option(
+        None,
+        "the drafter has devices of its own, those that follow --mesh's, and drafts there while the target reads",
+        metavar="AXIS=N,...",
+    )

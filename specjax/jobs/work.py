@@ -18,7 +18,9 @@ from specjax.jobs.output import Item
 from specjax.jobs.spool import Spool
 from specjax.models import generation
 from specjax.sampling_params import FIELDS, USUAL, is_set
+from specjax.serve.disaggregated import disjoint
 from specjax.serve.engine import Engine
+from specjax.serve.pipelined import PipelinedEngine
 from specjax.serve.request import Record, Request, several
 from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.serve.selecting import Chooser
@@ -55,15 +57,22 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     way, _ = options.way, options.of_prompts  # errors in them are reported before a model is loaded
     rows = min(options.batch_size, texts * options.num_return_sequences)
     keeps = options.logprobs or chooser is not None and chooser.selection.reads_certainty
-    mesh = make_mesh(options.mesh)
+    drafts_on = None
+    if options.draft_mesh is None:
+        mesh = make_mesh(options.mesh)
+    else:
+        mesh, drafts_on = disjoint(options.mesh, options.draft_mesh, "--draft-mesh")
     if mesh is not None and jax.process_count() > 1:
         distributed.meet(mesh)  # before one process reads for longer than the others wait
     how: dict[str, Any] = options.of_model | {"mesh": mesh}
     model = models.load(**how)
-    if options.learn is None:
-        engine = Engine(model, way, mesh=mesh, logprobs=keeps, rows=rows)
+    more: dict[str, Any] = {"mesh": mesh, "logprobs": keeps, "rows": rows}
+    if options.learn is not None:
+        engine = learning_engine(options, model, **more)
+    elif drafts_on is not None:
+        engine = PipelinedEngine(model, way, draft_mesh=drafts_on, **more)
     else:
-        engine = learning_engine(options, model, mesh=mesh, logprobs=keeps, rows=rows)
+        engine = Engine(model, way, **more)
     engine.check_stop(options.stop)
     engine.check_completions(options.num_return_sequences)
     if options.prompt_logprobs:

@@ -18,7 +18,7 @@ from specjax.serve.engine import Engine
 from specjax.serve.request import Request
 from specjax.serve.slots import Served, Slots
 from specjax.sharding import make_mesh
-from specjax.sharding.mesh import axis_sizes
+from specjax.sharding.mesh import axis_sizes, devices_of
 from specjax.sharding.rules import shardings
 
 
@@ -107,24 +107,32 @@ class DisaggregatedEngine(Engine):
         return dataclasses.replace(super().served(), reader=Reader(self._elsewhere, self._decodes_on))
 
 
-def disjoint(mesh: Any, prefill_mesh: Any) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
-    """Both meshes of `DisaggregatedEngine`.
+def disjoint(mesh: Any, other: Any, name: str = "prefill_mesh") -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
+    """Two meshes without a common device.
+
+    Args:
+      mesh: a mesh, or a line that takes the first devices.
+      other: a mesh, or a line that takes those that follow.
+      name: what an error calls it.
 
     Raises:
       ValueError: if they share a device, or there are too few.
     """
-    devices = jax.devices()
-    need = [math.prod(axis_sizes(one).values()) if isinstance(one, str) else 0 for one in (mesh, prefill_mesh)]
-    if sum(need) > len(devices):
-        raise ValueError(
-            f"the meshes {mesh!r} and {prefill_mesh!r} ask for {sum(need)} devices and there are {len(devices)}"
-        )
-    first = make_mesh(mesh, devices[: need[0]] if need[0] else None)
-    taken = set() if first is None else set(first.devices.flat)
-    free = [device for device in devices if device not in taken]
-    second = make_mesh(prefill_mesh, free[: need[1]] if need[1] else None)
+    first = _first_of(mesh, ())
+    second = _first_of(other, () if first is None else tuple(first.devices.flat))
     if first is None or second is None:
-        raise ValueError("rows are handed over between two meshes: give mesh and prefill_mesh")
-    if shared := taken & set(second.devices.flat):
+        raise ValueError(f"two parts work on two meshes: give mesh and {name}")
+    if shared := set(first.devices.flat) & set(second.devices.flat):
         raise ValueError(f"the meshes share {len(shared)} devices, such as {min(shared, key=str)}: give each its own")
     return first, second
+
+
+def _first_of(mesh: Any, taken: tuple[Any, ...]) -> jax.sharding.Mesh | None:
+    """A mesh; a line's is over the first devices of its platform that are not taken."""
+    if not isinstance(mesh, str):
+        return make_mesh(mesh)
+    need, free = math.prod(axis_sizes(mesh).values()), [one for one in devices_of(mesh) if one not in taken]
+    if need > len(free):
+        left = f"{len(free)} are left" if taken else f"there are {len(free)}"
+        raise ValueError(f"mesh {mesh!r} asks for {need} devices and {left}")
+    return make_mesh(mesh, free[:need])

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import specjax
+from specjax import pipelined
 from specjax.draft import ModelDrafter, Pearl
 from specjax.expand import Chain
 from specjax.models import LlamaLM, llama_config
@@ -84,10 +86,13 @@ def test_who_waits_for_whom():
         apart(TEXT, part("one"), part("nothing"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+NEEDS_LIBTPU = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, TPUs' compiler: pip install 'specjax[aot]'"
 )
+
+
+@pytest.mark.slow
+@NEEDS_LIBTPU
 def test_on_a_slice_the_exchanges_of_both_models_travel_together():
     """Three tokens are drafted in a step. Each of the target's exchanges is one operation with one of the draft model's, so
     that fewer follow one another than if the target waits."""
@@ -110,3 +115,51 @@ def test_on_a_slice_the_exchanges_of_both_models_travel_together():
     sides = [{"draft" if "/draft/" in user.source else "target" for user in here.users[op.name]} for op in sums]
     assert {"draft", "target"} in sides and {"target"} not in sides
     assert in_sequence(text) <= 0.8 * in_sequence(waiting)
+
+
+@pytest.mark.slow
+@NEEDS_LIBTPU
+def test_on_two_parts_of_a_slice_no_program_waits_for_the_other_model():
+    """Two chips hold the target and two the draft model. The block is known without an exchange. The rest of a step is one
+    program on each pair, with the exchanges of its own model alone; what crosses are a few hundred bytes for each row.
+    """
+    target, draft = (LlamaLM(llama_config(1024, 512, 1024, n, 8, 4, 64, tie_word_embeddings=True)) for n in (2, 1))
+    chips = devices("v5e:2x2")
+    mesh, side = make_mesh("model=2", chips[:2]), make_mesh("model=2", chips[2:])
+    whole = dataclasses.replace(specjax.speculative(target, Pearl(draft, length=3), mesh=mesh), whole=True, greedy=True)
+    own = {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
+    decoder = pipelined.Pipelined(**own, draft_mesh=side)
+    judging, drafting = decoder.judging, decoder.drafting
+
+    def laid(part, model, **more):
+        bare = dataclasses.replace(part, mesh=None)
+        state = jax.eval_shape(lambda model: bare.empty(model, 4, 256, jnp.bfloat16), model)
+        return placed(state, shardings(part.mesh, part.axes(state), state))
+
+    weights = target.abstract(jnp.bfloat16)
+    judged = {"target": placed(weights, shardings(mesh, target.axes(weights), weights, target.axis_counts()))}
+    drafts = {"target": None, "draft": draft.abstract(jnp.bfloat16)}
+    drafts["draft"] = placed(drafts["draft"], decoder.drafter.param_shardings(side, drafts["draft"]))
+    rows, state = laid(drafting, drafts), laid(judging, judged | {"draft": None})
+    everywhere = lambda mesh, tree: placed(tree, jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), tree))
+    tree = jax.eval_shape(lambda *given: dataclasses.replace(drafting, mesh=None).known(*given), drafts, rows)
+    known = compiled(pipelined._known.lower(drafting, drafts, rows)).as_text()
+    ahead = compiled(pipelined._ahead.lower(drafting, drafts, rows, everywhere(side, tree), None)).as_text()
+    given = judged | {"draft": (everywhere(mesh, tree), None)}
+    judge = compiled(pipelined._judged.lower(judging, given, state)).as_text()
+    assert in_sequence(known) == 0 < in_sequence(judge)
+    serial = in_sequence(judge) + in_sequence(ahead)
+    assert max(in_sequence(judge), in_sequence(ahead)) < 0.8 * serial
+    told = jax.eval_shape(lambda *given: dataclasses.replace(judging, mesh=None).judged(*given), given, state)[2]
+    crossing = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((tree, told)))
+    print(
+        "in sequence: known",
+        in_sequence(known),
+        "judge",
+        in_sequence(judge),
+        "ahead",
+        in_sequence(ahead),
+        "bytes",
+        crossing,
+    )
+    assert crossing < 4 * 256

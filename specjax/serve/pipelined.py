@@ -1,0 +1,34 @@
+"""An engine whose drafter has devices of its own, beside those of the target."""
+
+from typing import Any
+
+from specjax.pipelined import pipelined
+from specjax.serve.disaggregated import disjoint
+from specjax.serve.engine import Engine
+from specjax.speculative import Speculative
+
+
+class PipelinedEngine(Engine):
+    """An engine whose drafter and target work on meshes of their own (`specjax.pipelined.Pipelined`).
+
+    Texts are those of an engine with `mesh` alone, in float32 up to near-ties.
+    """
+
+    def __init__(self, model: Any = None, decode: Any = None, *, mesh: Any, draft_mesh: Any, **options: Any):
+        """
+        Args:
+          model: see `Engine`.
+          decode: see `Engine`.
+          mesh: of the devices that hold the target; a line such as `"model=4"` takes the first ones.
+          draft_mesh: of the devices that draft; a line takes those that follow.
+          **options: see `Engine`.
+
+        Raises:
+          ValueError: if the meshes share a device; for a way to decode without a drafter, or with one that reads its
+            target's cache; and as `Engine`.
+        """
+        mesh, draft_mesh = disjoint(mesh, draft_mesh, "draft_mesh")
+        super().__init__(model, decode, mesh=mesh, **options)
+        if type(self.decoder) is not Speculative:
+            raise ValueError(f"{self._how} has no drafter for a mesh of its own: leave the draft mesh out")
+        self.decoder, self.params = pipelined(self.decoder, self.params, draft_mesh)

@@ -395,8 +395,8 @@ def pipelined(decoder: Speculative, params: PyTree, draft_mesh: jax.sharding.Mes
       draft_mesh: shares no device with that mesh.
 
     Raises:
-      ValueError: for a decoder without a mesh, with a shared device or without a drafter; for a target with an encoder; and for one
-        that reads its target's cache, or gives it more than a tree.
+      ValueError: for a decoder without a mesh, with a shared device or without a drafter; for a target with an encoder; and
+        for a drafter that reads its target's cache, or gives it more than a tree.
     """
     name = next((about.name for about in abouts(type(decoder.drafter))), type(decoder.drafter).__name__)
     if decoder.mesh is None or {*decoder.mesh.devices.flat} & {*draft_mesh.devices.flat}:

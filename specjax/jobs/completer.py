@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from specjax.decoder import Needs
+from specjax.jobs.learn import LearningEngine
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
 from specjax.serve.engine import Engine, Timing
@@ -159,7 +160,19 @@ class OnEngine:
         return self.whole.shapes.prefix
 
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
-        """See `Completer.turns`."""
+        """See `Completer.turns`. Where drafts learn by domain, one domain's requests come after another's."""
+        if not isinstance(self.engine, LearningEngine):
+            yield from self._turns(left, on_text)
+            return
+        domains: dict[str | None, list[int]] = {}
+        for index, item in enumerate(left):
+            domains.setdefault(self.whole.items[item].domain, []).append(index)
+        for domain, places in domains.items():
+            self.engine.choose(domain)
+            said = None if on_text is None else lambda at, text, places=places: on_text(places[at], text)
+            yield from self._turns([left[place] for place in places], said)
+
+    def _turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         requests, keys = self.whole.part(left)
         make = _of_steps if self.engine.writes_steps else turns_of
         turns = make(self.engine, self.options, self.whole.shapes, requests, keys, on_text)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,9 +19,10 @@ from specjax.serve.sampling import OPTIONS
 DEEPEST = 64
 """The most levels of nesting in a line."""
 _NAMES = {int: "an integer", float: "a number"}
+_DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 WAYS = ("decode", "drafter")
 """Fields that name a way to decode, like the job's options."""
-FIELDS = ("prompt", "messages", "id", "suffix", "stop", *WAYS)
+FIELDS = ("prompt", "messages", "id", "suffix", "stop", "domain", *WAYS)
 """The fields of a line besides generation options."""
 
 
@@ -43,6 +45,7 @@ class Line:
       decode: the line of a way to decode, which must be the job's; None: it names none.
       drafter: the line of a drafter, likewise.
       where: of an input in several files, the file and the line in it, for errors.
+      domain: see `Request`.
     """
 
     number: int
@@ -55,6 +58,7 @@ class Line:
     decode: str | None = None
     drafter: str | None = None
     where: str = ""
+    domain: str | None = None
 
 
 Form = Callable[[int, dict[str, Any]], Line]
@@ -131,7 +135,9 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
         options["stop"] = content["stop"]
     said = {key: content[key] for key in WAYS if content.get(key) is not None}
     ways = {key: way if isinstance(way, str) else json.dumps(way) for key, way in said.items()}
-    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"), **ways)
+    return Line(
+        number, prompt, name, options, unknown, suffix=content.get("suffix"), domain=content.get("domain"), **ways
+    )
 
 
 def _check(content: dict[str, Any]) -> None:
@@ -149,6 +155,9 @@ def _check(content: dict[str, Any]) -> None:
     ):
         raise LineError(f"suffix must be a string or a list of token ids, and not empty, got {_kind(suffix)}")
     check_name(content)
+    domain = content.get("domain")
+    if domain is not None and not (isinstance(domain, str) and _DOMAIN.fullmatch(domain)):
+        raise LineError(f"domain must be a word of letters, digits, - and _, got {domain!r:.60}")
 
 
 def check_prompt(content: dict[str, Any]) -> tuple[str, Any]:
@@ -256,7 +265,8 @@ def to_requests(lines: Iterable[Line], engine: Engine, defaults: dict[str, Any])
             try:
                 check_way(line, engine.decode)
                 options = joined(defaults, line.options)
-                yield engine.request(line.prompt, suffix=line.suffix, id=line.id, line=line.number, **options)
+                own = {"id": line.id, "line": line.number, "domain": line.domain}
+                yield engine.request(line.prompt, suffix=line.suffix, **own, **options)
                 continue
             except ValueError as error:
                 reason = str(error)

@@ -1,10 +1,12 @@
 """`specjax generate --learn FOLDER`: a job's draft model learns from the target's corrections (arXiv:2310.07177)."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax import models
@@ -15,38 +17,104 @@ from specjax.jobs.options import JobOptions
 from specjax.models import LlamaLM
 from specjax.serve.online import OnlineEngine
 
+MOST_DOMAINS = 32
+"""Each has its own draft model and optimizer in memory."""
 LEARNT = "learnt.safetensors"
 """The file of a folder with what learning needs to go on; the draft model is beside it."""
+
+
+@dataclasses.dataclass
+class Lessons:
+    """What the draft of a domain has learnt, while another one's drafts: the state of an `OnlineEngine`."""
+
+    draft_params: Any
+    moments: Any
+    buffer: list[Any]
+    losses: list[float]
 
 
 class LearningEngine(OnlineEngine):
     """An `OnlineEngine` that keeps what its draft learns in a folder, after every update.
 
-    A killed job loses the lessons of at most `interval` texts and those that ran; no text depends on them.
+    Requests with a `domain` have a draft of their own, in a folder of that name within the folder. All drafts begin as the
+    same one. A killed job loses the lessons of at most `interval` texts of each, and those that ran; no text depends on
+    them.
 
     Attributes:
-      folder: where; after `keep` it is a model that `draft:model=FOLDER` takes.
+      folder: where; after `keep` it is a model that `draft:model=FOLDER` takes, and so is each domain's.
+      domain: whose draft drafts and learns.
     """
 
     def __init__(self, folder: Path, model: Any, draft: Any, drafter: ModelDrafter, **options: Any):
         super().__init__(model, draft, drafter.expander, **options)
         self.folder, self._draft = folder, draft
+        self.domain: str | None = None
+        self._first = self.draft_params, jax.tree.map(jnp.copy, self._moments)
+        self._others: dict[str | None, Lessons] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / LEARNT).exists():
-            self.resume(folder / LEARNT)
+        self._resume()
+
+    def prepare(self, domains: Iterable[str | None]) -> None:
+        """Reads what the drafts of these domains have learnt, before any text is written.
+
+        Raises:
+          ValueError: if there are too many, or a folder holds another model or has learnt for another draft.
+        """
+        named = [domain for domain in domains if domain is not None]
+        if len(named) > MOST_DOMAINS:
+            raise ValueError(
+                f"--learn keeps a draft for each of at most {MOST_DOMAINS} domains, and these lines have {len(named)}: "
+                "name kinds of texts, not texts"
+            )
+        for domain in named:
+            check_folder(self.folder / domain)
+        for domain in (*named, None):
+            self.choose(domain)
+
+    def choose(self, domain: str | None) -> None:
+        """From now on the draft of this domain drafts and learns."""
+        if domain == self.domain:
+            return
+        self._others[self.domain] = Lessons(self.draft_params, self._moments, self._buffer, self.losses)
+        self.domain = domain
+        known = domain in self._others
+        # an update donates the optimizer's state, so each draft has its own
+        params, moments = self._first[0], jax.tree.map(jnp.copy, self._first[1])
+        own = self._others.pop(domain) if known else Lessons(params, moments, [], [])
+        self.draft_params, self._moments = own.draft_params, own.moments
+        self._buffer, self.losses = own.buffer, own.losses
+        if not known:
+            self._resume()
+        self._publish()
+
+    @property
+    def _own_folder(self) -> Path:
+        return self.folder / (self.domain or "")
+
+    def _resume(self) -> None:
+        if (file := self._own_folder / LEARNT).exists():
+            self.resume(file)
 
     def _learn(self, tokens: np.ndarray, missed: np.ndarray) -> None:
         super()._learn(tokens, missed)
-        self.save(self.folder / LEARNT)
+        self._save()
+
+    def _save(self) -> None:
+        self._own_folder.mkdir(exist_ok=True)
+        self.save(self._own_folder / LEARNT)
 
     def keep(self) -> None:
-        """Writes what was learnt, and the draft model in its own type."""
-        self.save(self.folder / LEARNT)
-        draft = self._draft
-        models.save(
-            self.folder, draft.lm, self.draft_params, draft.dtype_name, draft.tokenizer, draft.eos_ids,
-            generation=draft.generation,
-        )  # fmt: skip
+        """Writes what was learnt, and the draft models in their own type; of domains, those with texts."""
+        for domain in sorted({*self._others, self.domain}, key=str):
+            self.choose(domain)
+            if domain is None and len(self._others) > 0 and not (self.losses or self._buffer):
+                continue  # every text had a domain
+            self._save()
+            draft = self._draft
+            models.save(
+                self._own_folder, draft.lm, self.draft_params, draft.dtype_name, draft.tokenizer, draft.eos_ids,
+                generation=draft.generation,
+            )  # fmt: skip
 
 
 def check_learns(options: JobOptions) -> None:
@@ -58,6 +126,14 @@ def check_learns(options: JobOptions) -> None:
         raise ValueError(
             "--learn teaches a draft model: name it, such as --drafter draft or --drafter draft:model=FOLDER"
         )
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ValueError if what a draft learns cannot be kept in a folder."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--learn: {str(folder)!r} is a file: name a folder")
+    if (folder / "config.json").exists() and not (folder / LEARNT).exists():
+        raise ValueError(f"--learn: {str(folder)!r} holds a model that would be replaced: name another folder")
 
 
 def learning_engine(options: JobOptions, model: Any, **how: Any) -> LearningEngine:
@@ -74,10 +150,7 @@ def learning_engine(options: JobOptions, model: Any, **how: Any) -> LearningEngi
     """
     way, folder = options.way, Path(options.learn or "")
     assert isinstance(way, Speculate) and isinstance(way.drafter, str)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--learn {options.learn!r} is a file: name a folder")
-    if (folder / "config.json").exists() and not (folder / LEARNT).exists():
-        raise ValueError(f"--learn {options.learn!r} holds a model that would be replaced: name another folder")
+    check_folder(folder)
     verifier, _ = build_verifier(way.verifier, model)
     if verifier.text_follows_draft:
         raise ValueError(

@@ -186,12 +186,12 @@ def _model(engine: Engine) -> dict[str, Any]:
 
 
 def identity_of(given: Sequence[Any]) -> dict[str, Any]:
-    """A hash of lines or prompts, without the files in which lines stand, and their number. Fields of the way to decode are
-    left out if a line does not set them."""
+    """A hash of lines or prompts, and their number. The files in which lines stand and their domains are left out, and so are
+    fields of the way to decode that a line does not set."""
     plain = (_of_line(line) if isinstance(line, jsonl.Line) else line for line in given)
     return {"sha256": hash_list(plain), "records": len(given)}
 
 
 def _of_line(line: jsonl.Line) -> dict[str, Any]:
-    left_out = lambda name, value: name == "where" or name in jsonl.WAYS and value is None
+    left_out = lambda name, value: name in ("where", "domain") or name in jsonl.WAYS and value is None
     return {name: value for name, value in vars(line).items() if not left_out(name, value)}

@@ -33,6 +33,7 @@ class Request(SamplingOptions):
       seed: decides the noise, together with the prompt.
       source: what a model's encoder reads of the prompt: its token ids, or features `[S, F]`; None without an encoder. Not
         compared, since features are arrays.
+      domain: the kind of text that it is, for drafts that learn by domain; no text depends on it. None: it has none.
     """
 
     prompt: Any
@@ -47,6 +48,7 @@ class Request(SamplingOptions):
     max_new_tokens: int = MAX_NEW_TOKENS
     seed: int = 0
     source: Any = dataclasses.field(default=None, compare=False)
+    domain: str | None = None
 
     @property
     def is_text(self) -> bool:

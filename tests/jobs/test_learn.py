@@ -87,6 +87,58 @@ def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
     assert len(after) > len(before) and (after[: len(before)] == before).all()
 
 
+@pytest.mark.slow
+def test_each_domain_has_its_own_draft(folders, tmp_path):
+    """Its draft is the one that learns from its lines alone, in another job; lines without a domain have the folder's own."""
+    lines = [json.loads(line) for line in folders[2].read_text().splitlines()] * 2
+    kinds = [("code", None, "list-2")[i % 3] for i in range(len(lines))]
+    mixed = [line | ({"domain": kind} if kind else {}) for line, kind in zip(lines, kinds, strict=True)]
+    write = lambda file, lines: file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path / "mixed.jsonl", mixed)
+    own = (*folders[:2], tmp_path / "mixed.jsonl")
+    learn, output = tmp_path / "learn", tmp_path / "out.jsonl"
+    assert cli.main(words(own, output, "--learn", learn)) == 0
+    assert cli.main(words(own, tmp_path / "plain.jsonl")) == 0
+    assert texts(output) == texts(tmp_path / "plain.jsonl")
+    found = {kind: load_file(learn / (kind or "") / "learnt.safetensors") for kind in set(kinds)}
+    for kind in ("code", "list-2"):
+        write(tmp_path / "one.jsonl", [line for line in mixed if line.get("domain") == kind])
+        alone = tmp_path / f"alone-{kind}"
+        assert (
+            cli.main(words((*folders[:2], tmp_path / "one.jsonl"), tmp_path / f"{kind}.jsonl", "--learn", alone)) == 0
+        )
+        again = load_file(alone / kind / "learnt.safetensors")
+        assert len(again["losses"]) == len(found[kind]["losses"]) == 2
+        for name, array in again.items():
+            np.testing.assert_allclose(array, found[kind][name], rtol=1e-5, atol=1e-6)
+        assert models.load(alone / kind).lm.num_layers == 1
+        assert not (alone / "learnt.safetensors").exists()
+    assert (found["code"]["losses"] != found["list-2"]["losses"]).all()
+    # a second job goes on with all three
+    assert cli.main(words(own, tmp_path / "again.jsonl", "--learn", learn)) == 0
+    for kind, before in found.items():
+        after = load_file(learn / (kind or "") / "learnt.safetensors")["losses"]
+        assert len(after) == 4 and (after[:2] == before["losses"]).all()
+
+
+@pytest.mark.parametrize(
+    ("domains", "error"),
+    [
+        ([str(i) for i in range(33)], "keeps a draft for each of at most 32 domains, and these lines have 33"),
+        (["../up"], "line 1: domain must be a word of letters, digits, - and _, got '../up'"),
+    ],
+    ids=["many", "path"],
+)
+def test_domains_that_cannot_be(folders, tmp_path, capsys, domains, error):
+    lines = [{"prompt": [1, 2], "max_new_tokens": 2, "domain": domain} for domain in domains]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = words(
+        (*folders[:2], tmp_path / "in.jsonl"), tmp_path / "out.jsonl", "--learn", tmp_path / "learn", "--strict"
+    )
+    assert cli.main(own) == 2
+    assert error in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "error"),
     [

@@ -62,7 +62,7 @@ def test_a_block_is_known_without_a_pass_and_a_second_run_compiles_nothing():
     assert " dot(" not in optimised(pipelined._known.lower(decoder.drafting, side, state.draft)).as_text()
     tree = pipelined._known(decoder.drafting, side, state.draft)
     assert " dot(" in optimised(pipelined._ahead.lower(decoder.drafting, side, state.draft, tree, None)).as_text()
-    programs = (pipelined._known, pipelined._ahead, pipelined._judged, pipelined._followed, pipelined._entered)
+    programs = (pipelined._known, pipelined._ahead, pipelined._judged, pipelined._followed)
     before = [program._cache_size() for program in programs]
     again, params = on_two("pearl")
     assert conformance.ended(again, params, ROWS)[0] == texts

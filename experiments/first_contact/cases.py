@@ -58,8 +58,9 @@ DRAFTERS = (
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
     "rasd:draft={draft},datastore={datastore}", "rasd:draft={draft},retriever=prompt_lookup",
     "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft",
-    "tli:model={draft}", "slem:model={draft}", "s2d:model={draft}", "easyspec:model=tiny", "pearl:model={draft}",
-    "saguaro:model={draft}", "mirror_sd:model={draft}", "pard:model={draft}", "pard2:model={draft}", "lud:pad=2,alpha=0.2",
+    "tli:model={draft}", "slem:model={draft}", "omnidraft:model={draft}", "s2d:model={draft}", "easyspec:model=tiny",
+    "pearl:model={draft}", "saguaro:model={draft}", "mirror_sd:model={draft}", "pard:model={draft}", "pard2:model={draft}",
+    "lud:pad=2,alpha=0.2",
 )  # fmt: skip
 """All but `gad`, which drafts for a target with an encoder; no shipped model has one."""
 VERIFIERS = {

@@ -16,6 +16,7 @@ from specjax.draft.jacobi import Jacobi as Jacobi
 from specjax.draft.model import ModelDrafter as ModelDrafter
 from specjax.draft.vocabularies import Tli as Tli
 from specjax.draft.vocabularies import Slem as Slem
+from specjax.draft.vocabularies import OmniDraft as OmniDraft
 from specjax.draft.pard import Pard as Pard
 from specjax.draft.pard2 import Pard2 as Pard2
 from specjax.draft.gad import Gad as Gad

@@ -312,6 +312,7 @@ class _Ruled(Expander):
 
     nodes = property(lambda self: self.chain.nodes)
     depth = property(lambda self: self.chain.depth)
+    is_chain = True
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         return self.chain.run(root, logits, grow, carry, sampler, keep_q=keep_q, goes_on=self.goes_on)[0]

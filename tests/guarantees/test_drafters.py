@@ -50,6 +50,7 @@ _IN_THE_SLOW_SET = {
     "mirror_sd",
     "tli",
     "slem",
+    "omnidraft",
     "longspec",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
@@ -64,7 +65,7 @@ SLOW = (
     "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
     "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
-    "saguaro", "mirror_sd", "tli", "slem", "longspec", "magicdec",
+    "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

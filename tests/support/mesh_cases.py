@@ -34,7 +34,7 @@ a third of its time; on a mesh they are tested with fewer drafters."""
 
 SHALLOW = LlamaLM(changed(TARGET.config, num_hidden_layers=2))
 SMALLER = LlamaLM(changed(TARGET.config, num_hidden_layers=1))
-DEEP = ("hidden_transfer", "swift", "del", "s2d", "easyspec", "tli", "slem")
+DEEP = ("hidden_transfer", "swift", "del", "s2d", "easyspec", "tli", "slem", "omnidraft")
 """Drafters that leave out, choose or group layers, have the first, or whose model is made for the table's target; two layers
 are enough for the others, and compile sooner."""
 

@@ -1,7 +1,7 @@
 """What drafters with a model of another vocabulary have in common: the model, and the text that it reads."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from specjax.sharding.rules import shardings
 
 Array = jax.Array
 PyTree = Any
+Text = TypeVar("Text", bound=Spelt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class OtherTokens(Drafter):
         behind = lambda draft: jnp.any(view.live & (view.length - draft.seen > width))
         return jax.lax.while_loop(behind, read, draft)
 
-    def caught(self, params: PyTree, draft: Spelt, view: View) -> tuple[Spelt, Array]:
+    def caught(self, params: PyTree, draft: Text, view: View) -> tuple[Text, Array]:
         """The state with the whole text read, and the features `[B, 1, E]` of its last token."""
         own, width = params["draft"], min(view.max_depth + 1, WIDEST)
         draft = _next(own, draft, view, view.length)
@@ -123,7 +124,7 @@ class OtherTokens(Drafter):
         return draft, jnp.take_along_axis(output.final, last[:, None, None], axis=1)
 
 
-def _next(own: Any, draft: Spelt, view: View, end: Array) -> Spelt:
+def _next(own: Any, draft: Text, view: View, end: Array) -> Text:
     """The text with the next D + 1 committed tokens spelt, of those before `end` `[B]`."""
     at = draft.seen[:, None] + jnp.arange(view.max_depth + 1)[None]
     return draft.spelling(own, jnp.take_along_axis(view.tokens, at, axis=1, mode="clip"), at < end[:, None])

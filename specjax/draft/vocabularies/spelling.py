@@ -4,7 +4,7 @@ Shapes: `B` rows, `L` the target's tokens, `M` the draft model's.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Spelt:
         rows = ("batch",)
         return Spelt(lm.cache_axes(self.cache), rows, ("batch", None), rows, rows, rows)
 
-    def spelling(self, tables: PyTree, tokens: Array, real: Array) -> "Spelt":
+    def spelling(self, tables: PyTree, tokens: Array, real: Array) -> Self:
         """With the target's next tokens spelt at its end.
 
         Args:
@@ -75,7 +75,7 @@ class Spelt:
             cut=self.cut | (total > room),
         )
 
-    def passed(self, lm: LM, params: PyTree, width: int, count: Array, wants: Wants) -> tuple["Spelt", Any]:
+    def passed(self, lm: LM, params: PyTree, width: int, count: Array, wants: Wants) -> tuple[Self, Any]:
         """With the next `count` `[B]` tokens of its text in the cache, at most `width`, and the pass's output."""
         at = self.length[:, None] + jnp.arange(width)[None]
         block = Block(jnp.take_along_axis(self.tokens, at, axis=1, mode="clip"), at, self.length)
@@ -86,7 +86,7 @@ class Spelt:
         cache = lm.commit(self.cache, output.delta, None, after, count)
         return dataclasses.replace(self, cache=cache, length=self.length + count), output
 
-    def read(self, lm: LM, params: PyTree, width: int, leave: int, live: Array | None = None) -> "Spelt":
+    def read(self, lm: LM, params: PyTree, width: int, leave: int, live: Array | None = None) -> Self:
         """With its text read, as many passes of `width` tokens as that takes, but for the last `leave` tokens.
 
         A row's passes do not depend on other rows.

@@ -6,7 +6,7 @@ from pathlib import Path
 from specjax.viz.picture import Picture
 
 FOLDER = Path(__file__).parent
-NAMES = ("majority", "self_certainty", "borda", "first_finish")
+NAMES = ("majority", "self_certainty", "borda", "first_finish", "reward:module=equations.right")
 STEPWISE = ("astar", "spec_reason", "self_agreement", "entropy_adaptive")
 
 
@@ -26,12 +26,12 @@ def selections() -> None:
         greedy, one = found["rows"][:2]
         for index, name in enumerate(NAMES):
             rows = [one, *(row for row in found["rows"] if row["name"] == name)]
-            shift = 1 + 0.03 * (index - 1.5)  # so that intervals do not hide each other
+            shift = 1 + 0.03 * (index - 2)  # so that intervals do not hide each other
             drawn(axes, rows, name, shift)
         against(axes, greedy)
         axes.set_title(f"temperature {found['options']['temperature']:g}", fontsize=10)
     panels[0].set_ylabel("right answers, % (95%)")
-    panels[-1].legend(fontsize=8)
+    panels[-1].legend(fontsize=8, loc="lower left")
     figure.savefig(str(FOLDER / "accuracy.png"), dpi=110)
 
 

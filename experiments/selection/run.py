@@ -25,7 +25,8 @@ from specjax.serve.request import several
 from specjax.serve.slots import in_order
 
 ANSWER = r"answer is ([0-9]+)"
-LINES = ("majority", "self_certainty", "borda", "first_finish")
+SCORED = "reward:module=equations.right"
+LINES = ("majority", "self_certainty", "borda", "first_finish", SCORED, f"{SCORED},vote=sum")
 COUNTS = (2, 4, 8)
 
 
@@ -90,7 +91,7 @@ def main() -> None:
     check(model, prompts[: options.check], groups, options, asked)
     for found in rows:
         print(
-            "{name:20} {completions:3} {passes:7.1f} {right:.3f} ({low:.3f} to {high:.3f}) {points:+.3f}".format(
+            "{name:40} {completions:3} {passes:7.1f} {right:.3f} ({low:.3f} to {high:.3f}) {points:+.3f}".format(
                 **found
             )
         )
@@ -123,7 +124,8 @@ def compared(base, name, count, shares, passes, samples=1):
 def candidate(record):
     """What selections see of a completion."""
     answer = answer_of(record.text or "", ANSWER)
-    return Candidate(answer, record.self_certainty, record.new_tokens, record.finish_reason == "eos")
+    ended = record.finish_reason == "eos"
+    return Candidate(answer, record.self_certainty, record.new_tokens, ended, record.text or "")
 
 
 def check(model, prompts, groups, options, asked):

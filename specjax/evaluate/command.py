@@ -11,9 +11,10 @@ from specjax.evaluate.options import EvalOptions
 from specjax.evaluate.results import Answer
 from specjax.evaluate.run import OnAnswers, prepare, run
 from specjax.jobs import jsonl
+from specjax.search import ScorerError
 from specjax.serve.options import check_least
 from specjax.serve.record_bar import bar_fits
-from specjax.terminal import bad_input, flag, note, write
+from specjax.terminal import BadInput, bad_input, flag, note, write
 from specjax.viz.files import check_plot
 
 
@@ -27,7 +28,10 @@ def command(options: EvalOptions) -> int:
             check_answers(options.answers)
         prepared = prepare(options)
     with _written(options.answers) as on_answers:
-        found = run(prepared, bar_fits(), on_answers)
+        try:
+            found = run(prepared, bar_fits(), on_answers)
+        except ScorerError as error:
+            raise BadInput(str(error)) from error
     if options.json:
         write(jsonl.dumps(found.to_json()) + "\n")
     else:

@@ -19,7 +19,7 @@ from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.page import watched
 from specjax.jobs.progress import interruptible, progress
 from specjax.models.text import text_before
-from specjax.search import SearchSettings
+from specjax.search import ScorerError, SearchSettings
 from specjax.serve.record_bar import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import Turn
@@ -55,7 +55,7 @@ def complete(options: JobOptions, completer: Completer, items: Sequence[Item], o
       output: an open output, or None.
 
     Raises:
-      BadInput: if the output can no longer be written.
+      BadInput: if the output can no longer be written, or the user's scorer of completions fails.
     """
     done = {} if output is None else output.done
     from_first(_mask(done, items))
@@ -95,7 +95,7 @@ def complete(options: JobOptions, completer: Completer, items: Sequence[Item], o
                     break
             if output is not None:
                 output.sync()
-        except OutputError as error:
+        except (OutputError, ScorerError) as error:
             raise BadInput(f"{error}; {_stand(output, count, len(items))}") from error
     if ended and count < len(items):
         note(f"{ENDS[signal.Signals(ended)]}; {_stand(output, count, len(items))}")

@@ -15,6 +15,8 @@ from specjax.search.majority import Majority as Majority
 from specjax.search.self_certainty import SelfCertainty as SelfCertainty
 from specjax.search.borda import Borda as Borda
 from specjax.search.first_finish import FirstFinish as FirstFinish
+from specjax.search.reward import Reward as Reward
+from specjax.search.reward import ScorerError as ScorerError
 
 # step by step, or between two models
 from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive

@@ -19,12 +19,16 @@ class Candidate:
       certainty: its self-certainty, in nats (`specjax.state.LogProbs`); None if it was not kept.
       length: its tokens.
       ended: whether it ended by itself, with EOS or a stop string.
+      text: all of it.
+      prompt: what it completes; of a chat, the texts of its messages with an empty line between them.
     """
 
     answer: str | None
     certainty: float | None = None
     length: int = 0
     ended: bool = False
+    text: str = ""
+    prompt: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +41,14 @@ class Selection(abc.ABC):
       reads_certainty: whether completions need their self-certainty.
       stops_others: whether the shortest completion that ends is taken, so that the others are written no further than
         that.
+      reads_text: whether it reads prompts and completions as texts.
     """
 
     about: ClassVar[Named] = None
     """Its names in the registry, and what its text guarantees compared with plain decoding's."""
     reads_certainty: ClassVar[bool] = False
     stops_others: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = False
 
     _: dataclasses.KW_ONLY
     answer: str = ""
@@ -52,6 +58,14 @@ class Selection(abc.ABC):
             re.compile(self.answer)
         except re.error as error:
             raise ValueError(f"answer must be a regular expression, got {self.answer!r}: {error}") from error
+
+    def ready(self) -> "Selection":
+        """Itself, with all that it needs; called before a model is loaded.
+
+        Raises:
+          ValueError: if something is not there.
+        """
+        return self
 
     @abc.abstractmethod
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:

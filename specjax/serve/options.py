@@ -200,7 +200,7 @@ class RunOptions:
     )
     select: str | None = option(
         None,
-        "take one of several completions: majority, self_certainty, borda or first_finish, for example "
+        "take one of several completions: majority, self_certainty, borda, first_finish or reward, for example "
         "'majority:answer=\"is ([0-9]+)\"' (see `specjax searches`)",
         metavar="LINE",
     )

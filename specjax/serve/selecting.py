@@ -1,10 +1,13 @@
 """Selection of one of several completions of a prompt (`--select`), over the turns of an engine."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specjax.assembly.registry import make_selection
+from specjax.models.messages import content_text
 from specjax.search.selection import Candidate, Selection, answer_of
 from specjax.serve.race import ENDED
 from specjax.serve.request import Record, Request, rows_of
@@ -35,7 +38,7 @@ class Chooser:
           count: the number of completions of a prompt.
 
         Raises:
-          ValueError: on an unknown line, or if there is only one completion.
+          ValueError: on an unknown line, if there is only one completion, or if the selection lacks something.
         """
         if select is None:
             return None
@@ -44,7 +47,7 @@ class Chooser:
             raise ValueError(f"select is a selection (specjax.search.Selection) or its line, not {select!r:.60}")
         if count < 2:
             raise ValueError("select takes one of several completions: set num_return_sequences to 2 or more")
-        return cls(selection, count)
+        return cls(selection.ready(), count)
 
     @property
     def races(self) -> bool:
@@ -52,7 +55,9 @@ class Chooser:
         return self.selection.stops_others
 
     def check(self, engine: Any, requests: Iterable[Request]) -> None:
-        """Raises ValueError if there is nothing to choose from: for a search, or for completions that are all alike."""
+        """Raises ValueError if there is nothing to choose from: for a search, for completions that are all alike, or for
+        prompts without a text that a selection reads."""
+        requests = list(requests)
         if engine.searches:
             how = engine.decoder
             raise ValueError(f"{how.called} ranks its texts itself: leave select out, or decode otherwise")
@@ -64,6 +69,8 @@ class Chooser:
             )
         if any(not request.temperature for request in requests):
             raise ValueError("completions of a greedy prompt are all the same: set a temperature, or leave select out")
+        if self.selection.reads_text and not all(_has_text(request) for request in requests):
+            raise ValueError("a scorer reads prompts as texts: give texts or chats, or leave select out")
 
     def shown(self, logprobs: bool) -> Choose:
         """A function from completions to the selected record, with its value as `score`.
@@ -86,7 +93,23 @@ class Chooser:
 
 
 def _candidate(answer: str | None, record: Record) -> Candidate:
-    return Candidate(answer, record.self_certainty, record.new_tokens, record.finish_reason in ENDED)
+    ended = record.finish_reason in ENDED
+    text, prompt = record.text or "", _text(record.prompt)
+    return Candidate(answer, record.self_certainty, record.new_tokens, ended, text, prompt)
+
+
+def _has_text(request: Request) -> bool:
+    """Whether a prompt is a text or a chat."""
+    is_chat = isinstance(request.prompt, Sequence) and bool(request.prompt) and isinstance(request.prompt[0], Mapping)
+    return (request.is_text or is_chat) and not isinstance(request.source, np.ndarray)
+
+
+def _text(prompt: Any) -> str:
+    """A prompt as a text, see `Candidate.prompt`; empty for ids."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    return "\n\n".join(content_text(message) or "" for message in messages)
 
 
 def selected(turns: Iterator[Turn], requests: Sequence[Request], choose: Choose) -> Iterator[Turn]:

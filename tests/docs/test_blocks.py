@@ -55,8 +55,8 @@ CHECKS = {
         and {x.sharding.mesh.size for x in jax.tree.leaves(names["params"])} == {len(jax.devices())}
     ),
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
-    "searches-8": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
-    "searches-9": lambda names, out: (
+    "searches-10": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
+    "searches-11": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     ),
     "use-4": lambda names, out: (  # each is an answer, and ends there

@@ -217,4 +217,6 @@ def test_they_are_listed(capsys):
         "borda:power=0.5,[answer=...]",
         "first_finish",
         "first_finish:[answer=...]",
+        "reward",
+        "reward:[module=...],aggregate=mean,vote=best,[answer=...]",
     ]

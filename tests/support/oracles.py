@@ -23,6 +23,7 @@ ORACLES = {
         "self_certainty": "tests/search/test_selection.py::test_certainty_is_the_divergence_of_the_even_distribution",
         "borda": "tests/search/test_selection.py::test_borda_is_the_authors_program",
         "first_finish": "tests/search/test_first_finish.py::test_it_is_the_shortest_of_full_completions[none-3]",
+        "reward": "tests/search/test_reward.py::test_numbers_of_steps_are_one_number[min]",
     },
     "MIXERS": {
         "gumbel": "tests/soft/test_soft_thinking.py::test_against_numpy_and_whole_passes",

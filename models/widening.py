@@ -30,6 +30,7 @@ _VOCABULARY = ("head", "heads", "pair")  # modules whose outputs are tokens
 _JOINED = (
     "fc",
     "fc_norm",
+    "share",
     "input",
     "augment_next",
     "q",

@@ -133,7 +133,8 @@ def test_slots_do_not_matter(name):
 
 
 KIN = (
-    "adaptive-goodput", "clover", "clover2", "dflash2", "diffusion_draft-top_k", "domino", "dspark", "eagle1", "eagle3-top_k",
+    "adaptive-goodput", "clover", "clover2", "dflash2", "diffusion_draft-top_k", "domino", "dovetail",
+    "dspark", "eagle1", "eagle3-top_k",
     "fspad", "fuse", "gemma4_assistant-clusters", "gumiho", "jetspec-best_first", "griffin", "mtp", "peagle", "rasd", "s2d",
     "easyspec",
     "longspec",

@@ -30,6 +30,7 @@ from specjax.draft.chimera import Chimera as Chimera
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.fspad import Fspad as Fspad
 from specjax.draft.griffin import Griffin as Griffin
+from specjax.draft.dovetail import Dovetail as Dovetail
 from specjax.draft.falcon import Falcon as Falcon
 from specjax.draft.gumiho import Gumiho as Gumiho
 from specjax.draft.eagle3 import Eagle3 as Eagle3

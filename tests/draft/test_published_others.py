@@ -228,6 +228,7 @@ def test_the_drafter_by_the_names_of_tensors(tmp_path):
         "eagle1": ("fc.weight", layer, "layers.0.mlp.up_proj.weight"),
         "fspad": ("fc.fc.weight", "fc.mlp.gate_proj.weight", "fc.mlp.up_proj.weight", layer),
         "griffin": ("fc.fc.weight", "fc.mlp.input_layernorm.weight", "fc.mlp.up_proj.weight", layer),
+        "dovetail": ("input_layernorm.weight", "W_1", "W_2", "W_z", layer, "layers.0.mlp.up_proj.weight"),
         "falcon": ("lstm.weight_ih_l0", layer, "layers.0.mlp.up_proj.weight"),
         "gumiho": ("fc.weight", layer, "layers.0.mlp.up_proj.weight", "mlp.0.0.linear.weight"),
         "eagle3": ("fc.weight", "midlayer.hidden_norm.weight"),

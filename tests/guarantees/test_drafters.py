@@ -41,6 +41,7 @@ _IN_THE_SLOW_SET = {
     "clover",
     "hidden_transfer",
     "gumiho",
+    "dovetail",
     "dflash2",
     "s2d",
     "lud",
@@ -62,7 +63,8 @@ LINES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 SLOW = (
     "none", "suffix", "sam", "ngram_mod", "iad", "token_recycling", "aded", "stand", "rest", "jacobi", "pard", "pard2", "gad",
     "diffusion_draft", "diffuspec", "rasd", "hydra-prefix", "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2",
-    "eagle3", "fspad", "griffin", "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
+    "eagle3", "fspad", "griffin", "dovetail",
+    "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
     "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
     "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec",

@@ -95,7 +95,8 @@ def test_power():
 
 SLOW = (
     "suffix", "sam", "iad", "rest", "jacobi", "pard", "pard2", "gad", "diffusion_draft", "diffuspec", "medusa", "hydra-prefix",
-    "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2", "eagle3", "fspad", "griffin", "falcon", "gumiho",
+    "mlp_speculator", "lstm_speculator", "chimera", "eagle1", "eagle2", "eagle3", "fspad", "griffin", "dovetail",
+    "falcon", "gumiho",
     "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first", "mtp", "gemma4_assistant", "clover", "clover2",
     "ppd", "hidden_transfer", "small_cache", "lookahead",
     "draft-early_stop", "rasd", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",

@@ -27,6 +27,7 @@ from specjax.draft import (
     DiffusionDrafter,
     DiffuSpec,
     Domino,
+    Dovetail,
     DSpark,
     Eagle,
     Eagle3,
@@ -186,6 +187,7 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "fspad": Fspad(TopK(k=2, depth=2, nodes=4)),
     "griffin": Griffin(TopK(k=2, depth=2, nodes=4)),
+    "dovetail": Dovetail(TopK(k=2, depth=2, nodes=4), layers=2),
     "falcon": Falcon(TopK(k=2, depth=4, nodes=6), carries=True),
     "gumiho": Gumiho(TopK(k=2, depth=3, nodes=6), mlps=1),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
@@ -261,7 +263,8 @@ def check(got, wanted, k):
 
 SLOW = (
     "draft over fewer tokens", "diffusion_draft", "diffuspec", "medusa", "hydra", "mlp_speculator",
-    "lstm_speculator", "eagle3", "fspad", "griffin", "falcon", "gumiho", "mtp", "peagle", "dflash", "dflash2", "jetspec",
+    "lstm_speculator", "eagle3", "fspad", "griffin", "dovetail",
+    "falcon", "gumiho", "mtp", "peagle", "dflash", "dflash2", "jetspec",
     "dspark", "dspark, gated", "domino", "clover", "chimera", "clover2", "kangaroo", "ppd", "hidden_transfer", "acceptance",
     "fuse", "cascade", "switch",
 )  # fmt: skip

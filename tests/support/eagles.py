@@ -30,13 +30,13 @@ PROMPT = 5
 """Tokens of a row that are not learned."""
 
 
-def _layer(outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _layer(outputs: int, at: str = "layers.0", ours_at: str = "layer") -> dict[str, tuple[str, tuple[int, ...]]]:
     attention = {"q": (E, E), "k": (KV, E), "v": (KV, E), "o": (E, E)}
     mlp = {"gate": (INNER, E), "up": (INNER, E), "down": (outputs * E, INNER)}
     made = {f"self_attn.{n}_proj.weight": (f"attention.{n}.kernel", shape) for n, shape in attention.items()}
     made |= {f"mlp.{n}_proj.weight": (f"mlp.{n}.kernel", shape) for n, shape in mlp.items()}
     made["post_attention_layernorm.weight"] = ("mlp_norm.scale", (E,))
-    return {f"layers.0.{name}": (f"layer.{ours}", shape) for name, (ours, shape) in made.items()}
+    return {f"{at}.{name}": (f"{ours_at}.{ours}", shape) for name, (ours, shape) in made.items()}
 
 
 def _lstm(carries: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -68,10 +68,19 @@ TENSORS = {
         "fc.mlp.down_proj.weight": ("both.down.kernel", (E, INNER)),
         **_layer(2),
     },
+    "dovetail": {
+        "input_layernorm.weight": ("token_norm.scale", (E,)),
+        "W_1": ("feature.kernel", (E, E)),
+        "W_2": ("token.kernel", (E, E)),
+        "W_z": ("share.kernel", (2 * E, E)),
+        "layers.1.input_layernorm.weight": ("more.0.attention_norm.scale", (E,)),
+        **_layer(1),
+        **_layer(1, "layers.1", "more.0"),
+    },
     "falcon": {**_lstm(False), **_layer(1)},
     "falcon_carries": {**_lstm(True), **_layer(1)},
 }
-"""The published name of every tensor, ours (empty: none of ours), and its published shape."""
+"""The published name of every tensor, ours (empty: none of ours), and its published shape; `W_*` are `[in, out]`."""
 
 
 def drawn(kind: str, seed: int, scale: float = 0.4) -> dict[str, np.ndarray]:
@@ -103,7 +112,7 @@ def params_of(kind: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
         if ours:
             *path, last = _keys(ours)
             place = functools.reduce(lambda inner, key: inner.setdefault(key, {}), path, made)
-            place[last] = place.get(last, 0) + jnp.asarray(tensors[name].T)
+            place[last] = place.get(last, 0) + jnp.asarray(tensors[name] if name.startswith("W_") else tensors[name].T)
     return made
 
 

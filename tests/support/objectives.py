@@ -14,6 +14,7 @@ from specjax.draft import (
     DFlash,
     DFlash2,
     Domino,
+    Dovetail,
     DSpark,
     Eagle,
     Eagle3,
@@ -39,6 +40,7 @@ from specjax.draft.clover2.objective import TrainClover2
 from specjax.draft.dflash.objective import TrainDFlash
 from specjax.draft.dflash2.objective import TrainDFlash2
 from specjax.draft.domino.objective import TrainDomino
+from specjax.draft.dovetail.objective import TrainDovetail
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
@@ -78,6 +80,7 @@ FIXED = {
     "falcon": TrainFalcon(Falcon(carries=True).bind(tiny.TARGET), noise=0.0, glance=0.0),
     "fspad": TrainEagle(Fspad().bind(tiny.TARGET), noise=0.0, unroll=2),
     "griffin": TrainGriffin(Griffin().bind(tiny.TARGET), noise=0.0, **TrainGriffin.presets["stage2"]),
+    "dovetail": TrainDovetail(Dovetail(layers=2).bind(tiny.TARGET), noise=0.0),
     "gumiho": TrainGumiho(Gumiho(mlps=2).bind(tiny.TARGET), noise=0.0),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
     "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),

@@ -24,6 +24,7 @@ from specjax.draft import (
     DFlash,
     DFlash2,
     Domino,
+    Dovetail,
     DSpark,
     Eagle,
     Eagle3,
@@ -47,6 +48,7 @@ from specjax.draft.dflash2.objective import TrainDFlash2
 from specjax.draft.dflash2.selector import Selector
 from specjax.draft.domino.network import Correction
 from specjax.draft.domino.objective import TrainDomino
+from specjax.draft.dovetail.objective import TrainDovetail
 from specjax.draft.dspark.network import MarkovHead
 from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.eagle.objective import TrainEagle
@@ -85,6 +87,7 @@ OBJECTIVES = {
     "fspad": lambda ids: TrainEagle(Fspad().bind(tiny.TARGET), ids),
     "falcon": lambda ids: TrainFalcon(Falcon().bind(tiny.TARGET), ids),
     "griffin": lambda ids: TrainGriffin(Griffin().bind(tiny.TARGET), ids, **TrainGriffin.presets["stage2"]),
+    "dovetail": lambda ids: TrainDovetail(Dovetail(layers=2).bind(tiny.TARGET), ids),
     "gumiho": lambda ids: TrainGumiho(Gumiho(mlps=2).bind(tiny.TARGET), ids, noise=0.0),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
     "dflash": lambda ids: TrainDFlash(
@@ -511,6 +514,7 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
         "hidden_transfer",
         "fspad",
         "griffin",
+        "dovetail",
     ],
 )
 def test_no_weight_is_negative(name):
@@ -524,7 +528,7 @@ def test_no_weight_is_negative(name):
         for heads in (0, -1):
             with pytest.raises(ValueError, match=f"{name}: heads must be at least 1.*got (heads=)?{heads}"):
                 made(f"{name}:heads={heads}")
-    if name in ("hydra", "eagle3", "peagle", "clover", "clover2", "gemma4_assistant"):
+    if name in ("hydra", "eagle3", "peagle", "clover", "clover2", "gemma4_assistant", "dovetail"):
         with pytest.raises(ValueError, match=f"{name}: .*layer.*got .*layers=0"):
             made(f"{name}:layers=0")
 

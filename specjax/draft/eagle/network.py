@@ -38,18 +38,35 @@ class EagleLayer(nnx.Module):
         return jnp.concatenate([x] * self.outputs, axis=-1) + self.mlp(self.mlp_norm(x)), kv
 
 
-class Eagle(nnx.Module):
-    """EAGLE-1 and EAGLE-2: `fc` over embedding and feature, then the layer."""
+class EagleLayers(nnx.Module):
+    """EAGLE's layer, and after it ordinary decoder layers, which have a norm before attention, if `config` has several."""
+
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+        self.layer = EagleLayer(config, dtype, rngs)
+        if config.num_hidden_layers > 1:
+            self.more = nnx.List([layer.build(config.hidden_size, dtype, rngs) for layer in config.layers[1:]])
+
+    def through(self, x, rope, block, caches, pasts, positions):
+        """The outputs `[B, T, E]` of inputs `[B, T, E]`, and every layer's keys and values."""
+        x, kv = self.layer(x, rope, block, caches[0], pasts[0], positions)
+        kvs = [kv]
+        for layer, cache, past in zip(getattr(self, "more", ()), caches[1:], pasts[1:], strict=True):
+            x, kv = layer(x, rope, block, cache, past, positions)
+            kvs.append(kv)
+        return x, kvs
+
+
+class Eagle(EagleLayers):
+    """EAGLE-1 and EAGLE-2: `fc` over embedding and feature, then the layers; these have one, and Gumiho has several."""
 
     def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         width = config.hidden_size
         self.fc = nnx.Linear(2 * width, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layer = EagleLayer(config, dtype, rngs)
+        super().__init__(config, dtype, rngs)
 
     def __call__(self, embeds, features, rope, block, caches, pasts, positions):
         x = self.fc(jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1))
-        x, kv = self.layer(x, rope, block, caches[0], pasts[0], positions)
-        return x, [kv]
+        return self.through(x, rope, block, caches, pasts, positions)
 
 
 @dataclasses.dataclass(frozen=True)

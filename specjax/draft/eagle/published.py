@@ -28,6 +28,17 @@ def layer_of(reader: Reader, config: dict[str, Any], target: Any, *known: str) -
     return own
 
 
+def layers_of(reader: Reader, own: Any) -> dict[str, Any]:
+    """The parameters of a head's layers, `layers.0` and on: its first has no norm before attention, and all others do."""
+    size = own.hidden_size
+    params: dict[str, Any] = {"layer": reader.layer("layers.0", own, size)}
+    later = [f"layers.{i}" for i in range(1, own.num_hidden_layers)]
+    norm = lambda at: {"attention_norm": reader.scale(f"{at}.input_layernorm", size)}
+    return params | (
+        {"more": {i: {**reader.layer(at, own, size), **norm(at)} for i, at in enumerate(later)}} if later else {}
+    )
+
+
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of an EAGLE-1 or EAGLE-2 head."""
     own = layer_of(reader, config, target)

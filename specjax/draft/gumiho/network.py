@@ -1,4 +1,4 @@
-"""Gumiho's modules (arXiv:2503.10135): EAGLE's layer, ordinary decoder layers after it, and MLPs over two pairs.
+"""Gumiho's modules (arXiv:2503.10135): EAGLE's, with ordinary decoder layers after its own, and MLPs over two pairs.
 
 Pairs are EAGLE's. Shapes: `B` rows, `T` pairs, `E` width.
 """
@@ -8,32 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from specjax.draft.eagle.network import Eagle, EagleHead
+from specjax.draft.eagle.network import EagleHead
 from specjax.draft.gumiho import SERIAL
-from specjax.models.model_config import ModelConfig
 
 Array = jax.Array
 
 BLOCKS = 5
 """Residual blocks of an MLP."""
-
-
-class Gumiho(Eagle):
-    """EAGLE's module with more layers, which have a norm before attention."""
-
-    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
-        super().__init__(config, dtype, rngs)
-        if config.num_hidden_layers > 1:
-            self.more = nnx.List([layer.build(config.hidden_size, dtype, rngs) for layer in config.layers[1:]])
-
-    def __call__(self, embeds, features, rope, block, caches, pasts, positions):
-        h, kvs = super().__call__(embeds, features, rope, block, caches[:1], pasts[:1], positions)
-        for layer, cache, past in zip(getattr(self, "more", ()), caches[1:], pasts[1:], strict=True):
-            h, kv = layer(h, rope, block, cache, past, positions)
-            kvs.append(kv)
-        return h, kvs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +61,6 @@ class GumihoHead(EagleHead):
         for block in mlp["blocks"]:
             x = x + jax.nn.silu(_linear(x, block))
         return x
-
-    def _module(self, dtype, rngs) -> nnx.Module:
-        return Gumiho(self.config, dtype, rngs)
 
 
 def _linear(x: Array, part: Any) -> Array:

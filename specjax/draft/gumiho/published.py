@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from specjax.draft.eagle.published import layers_of
 from specjax.draft.gumiho import SERIAL
 from specjax.draft.gumiho.network import BLOCKS
 from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width, layer_config
@@ -22,17 +23,10 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     reader.check_copy("embed_tokens.weight", target)
     params: dict[str, Any] = {
         "fc": reader.linear("fc", 2 * size, size, bias=True),
-        "layer": reader.layer("layers.0", own, size),
         "mlps": [_mlp(reader, f"mlp.{i}", size) for i in range(mlps)],
     }
-    if layers > 1:
-        params["more"] = {i - 1: _layer(reader, f"layers.{i}", own) for i in range(1, layers)}
+    params |= layers_of(reader, own)
     return {"config": own, "layers": layers, "mlps": mlps}, params
-
-
-def _layer(reader: Reader, at: str, own: Any) -> dict[str, Any]:
-    norm = reader.scale(f"{at}.input_layernorm", own.hidden_size)
-    return {**reader.layer(at, own, own.hidden_size), "attention_norm": norm}
 
 
 def _mlp(reader: Reader, at: str, size: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Decoder(Protocol[State]):
 
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
-        settle(cls, frozenset(("empty", "prefill", "read_prefix", "step")))
+        settle(cls, frozenset(("empty", "prefill", "read_prefix", "read_on", "step")))
         if "__repr__" not in vars(
             cls
         ):  # set on the class itself; otherwise the `dataclass` decorator would write one there
@@ -81,8 +81,8 @@ class Decoder(Protocol[State]):
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether the decoder has `read_prefix`. If so, its `prefill` takes a `prefix`, and prefill does not use the
-        row's key.
+        """Whether the decoder has `read_prefix`, `read_on` and `prefix_axes`. If so, its `prefill` takes a `prefix`, and
+        prefill does not use the row's key.
         """
         return False
 
@@ -157,6 +157,39 @@ class Decoder(Protocol[State]):
           prompts: the R prompts.
         """
         ...
+
+    def read_on(
+        self, params: PyTree, state: State, prefix: Any, begin: jax.Array, end: jax.Array, width: int
+    ) -> tuple[State, Any]:
+        """Reads further tokens of a prompt, for a decoder that `reads_prefix`.
+
+        Args:
+          params: the parameters.
+          state: the state of B rows, which stay as they are; the part that they share learns from the tokens.
+          prefix: a row with the whole prompt in `tokens`, of which the first `begin` tokens were read. Its `length` is
+            the buffer's, so that an insert with it reads nothing more, and one program serves every prompt.
+          begin: `[]` int32.
+          end: `[]` int32, the prompt's tokens. The last of them is not read, as in `prefill`.
+          width: static, how many tokens are read together; those from `end` - 1 on are left out.
+
+        Returns:
+          The state, and the prefix with these tokens read.
+
+        Raises:
+          ValueError: if the decoder reads prompts as a whole.
+        """
+        raise ValueError(f"a {type(self).__name__} reads every prompt as a whole")
+
+    def prefix_axes(self, prefix: Any) -> Any:
+        """Logical axis names of every leaf of a prefix, for a decoder that `reads_prefix`.
+
+        A leaf with an axis `slots` of the buffer's size, or of a multiple, holds an equal number of slots for every
+        position, in their order. Those of a position depend on the tokens up to the one that follows it.
+
+        Raises:
+          ValueError: if the decoder reads prompts as a whole.
+        """
+        raise ValueError(f"a {type(self).__name__} reads every prompt as a whole")
 
     def step(self, params: PyTree, state: State) -> tuple[State, Any]:
         """One pass: the new state, and a record of what happened, which no later step needs."""

@@ -113,6 +113,7 @@ WITHIN: dict[str, tuple[str, str]] = {
 """By the name of an option, here or elsewhere: the option here that contains it, and an example."""
 ELSEWHERE = {
     "shared_prefix": "Engine.run(shared_prefix=True) has it, and the command `specjax generate`",
+    "prefix_cache": "specjax.Engine(prefix_cache=...) has it, and the command `specjax generate`",
     "stop": "a request has it, such as Engine.request(..., stop=...)",
     "ignore_eos": "a request has it, such as Engine.request(..., ignore_eos=True)",
 }

@@ -285,11 +285,29 @@ class Speculative(Decoder[DecodeState]):
             row, tokens=row.tokens.at[:, :size].set(tokens[None]), length=jnp.full((1,), size, jnp.int32)
         )
         row = self._constrain(self._read_parts(params, row, 1, size, min(self._width(size), row.tokens.shape[1])))
+        return self._apart(state, row, size)
+
+    @on_mesh
+    def read_on(
+        self, params: PyTree, state: DecodeState, prefix: Prefix, begin: Array, end: Array, width: int
+    ) -> tuple[DecodeState, Prefix]:
+        """See `Decoder.read_on`."""
+        row = dataclasses.replace(self._fresh(params, state, 1, prefix), length=jnp.reshape(end, (1,)))
+        cache, draft = self._read_chunk(params, row, begin, width, (row.cache, row.draft))
+        return self._apart(state, self._constrain(dataclasses.replace(row, cache=cache, draft=draft)), prefix.length)
+
+    def _apart(self, state, row, length) -> tuple[DecodeState, Prefix]:
+        """The state with what the part that its rows share has learnt in a row, and the rest of the row as a prefix."""
         axes = self.axes(state).draft
         learnt = jax.tree.map(lambda old, new, axes: old if axes[0] == "batch" else new, state.draft, row.draft, axes)
         own = jax.tree.map(lambda new, axes: new if axes[0] == "batch" else jnp.zeros((), new.dtype), row.draft, axes)
         state = self._constrain(dataclasses.replace(state, draft=learnt))
-        return state, Prefix(row.tokens, row.cache, own, size)
+        return state, Prefix(row.tokens, row.cache, own, length)
+
+    def prefix_axes(self, prefix: Prefix) -> Prefix:
+        """See `Decoder.prefix_axes`."""
+        axes = self.target.cache_axes(prefix.cache), self.drafter.axes(prefix.draft)
+        return Prefix(("batch", None), *axes, prefix.length)  # type: ignore[arg-type]
 
     def _encoded(self, params, state, source: Source):
         """The rows after the target and the drafter have read their sources."""
@@ -322,21 +340,7 @@ class Speculative(Decoder[DecodeState]):
     def _read_parts(self, params, state, begin, size, width):
         """Runs the target over columns `begin` - 1 to `size` - 2, or to the last that a row has, in chunks. Makes no logits."""
         first, capacity = begin - 1, state.tokens.shape[1]
-
-        def chunk(start, width, carry):
-            cache, draft = carry
-            columns = start + jnp.arange(width)
-            tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
-            positions = jnp.broadcast_to(columns[None], tokens.shape)
-            real = positions < state.length[:, None] - 1
-            # after its prompt a row writes garbage, never far behind, which its length hides
-            block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
-            output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
-            counts = real.sum(axis=1, dtype=jnp.int32)
-            cache = self.target.commit(cache, output.delta, None, block.length, counts)
-            following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")
-            return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
-
+        chunk = functools.partial(self._read_chunk, params, state)
         carry = state.cache, state.draft
         chunks = -(-(min(size, capacity) - begin) // width)
         whole = min(chunks, (capacity - first) // width)
@@ -349,6 +353,21 @@ class Speculative(Decoder[DecodeState]):
         if whole < chunks:  # a whole chunk would reach past the buffer, where slice updates clamp
             carry = chunk(first + whole * width, capacity - first - whole * width, carry)
         return dataclasses.replace(state, cache=carry[0], draft=carry[1])
+
+    def _read_chunk(self, params, state, start, width, carry):
+        """The target's cache and the drafter's state after `width` columns of every row's prompt, from `start` on."""
+        cache, draft = carry
+        columns = start + jnp.arange(width)
+        tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
+        positions = jnp.broadcast_to(columns[None], tokens.shape)
+        real = positions < state.length[:, None] - 1
+        # after its prompt a row writes garbage, never far behind, which its length hides
+        block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
+        output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
+        counts = real.sum(axis=1, dtype=jnp.int32)
+        cache = self.target.commit(cache, output.delta, None, block.length, counts)
+        following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")
+        return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
 
     @on_mesh
     def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:

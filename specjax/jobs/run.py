@@ -214,7 +214,8 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     tokens, steps = totals.tokens, totals.steps
     if not steps:
         return
-    speed = f"{completer.timing.tokens_per_second:.0f} tokens/s"
+    known = completer.timing.known
+    speed = f"{completer.timing.tokens_per_second:.0f} tokens/s" + (f", {known}" if known else "")
     way = options.way
     cache = "" if completer.decoding == "masked" else _lossy("cache", getattr(way, "cache", None), make_old)
     if completer.decoding == "masked":

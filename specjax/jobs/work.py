@@ -20,7 +20,9 @@ from specjax.models import generation
 from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.disaggregated import disjoint
 from specjax.serve.engine import Engine
+from specjax.serve.options import read_size
 from specjax.serve.pipelined import PipelinedEngine
+from specjax.serve.prefix_cache import TWICE, PrefixCache
 from specjax.serve.request import Record, Request, several
 from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.serve.selecting import Chooser
@@ -55,6 +57,9 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     """
     chooser = Chooser.of(options.select, options.num_return_sequences)
     way, _ = options.way, options.of_prompts  # errors in them are reported before a model is loaded
+    if options.prefix_cache is not None and options.shared_prefix:
+        raise ValueError(TWICE)
+    cache = None if options.prefix_cache is None else PrefixCache(read_size(options.prefix_cache, "--prefix-cache"))
     rows = min(options.batch_size, texts * options.num_return_sequences)
     keeps = options.logprobs or chooser is not None and chooser.selection.reads_certainty
     drafts_on = None
@@ -66,7 +71,7 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
         distributed.meet(mesh)  # before one process reads for longer than the others wait
     how: dict[str, Any] = options.of_model | {"mesh": mesh}
     model = models.load(**how)
-    more: dict[str, Any] = {"mesh": mesh, "logprobs": keeps, "rows": rows}
+    more: dict[str, Any] = {"mesh": mesh, "logprobs": keeps, "rows": rows, "prefix_cache": cache}
     if options.learn is not None:
         engine = learning_engine(options, model, **more)
     elif drafts_on is not None:
@@ -141,8 +146,8 @@ def make_manifest(options: JobOptions, engine: Engine, given: Sequence[Any]) -> 
     if options.learn is not None:
         folders = {name: own for name, own in folders.items() if not Path(name).samefile(options.learn)}
     given_options = options.of_prompts.given
-    # with a shared prefix, programs have other shapes, and near-ties may be decided differently
-    flags = {name: True for name in ("shared_prefix", "chat") if getattr(options, name)}
+    # with a shared prefix or a prefix cache of any size, programs have other shapes, and near-ties may be decided differently
+    flags = {name: True for name in ("shared_prefix", "prefix_cache", "chat") if getattr(options, name)}
     flags |= {} if options.select is None else {"select": options.select}
     flags |= {} if options.longest is None else {"longest": options.longest}
     usual = [name for name, _ in USUAL]

@@ -9,7 +9,6 @@ In the shape descriptions `B` denotes rows, `N` nodes, `S` slots, `V` tokens of 
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from specjax.expand.sequoia import expected, sequoia_tree
 from specjax.plan import fit, step
 from specjax.plan.experts import chosen
 from specjax.plan.held import chip_bytes, unread
+from specjax.serve.options import read_size
 from specjax.sharding import make_mesh
 from specjax.sharding.aot import Chip
 from specjax.terminal import flag
@@ -42,7 +42,6 @@ ROWS = (*range(1, 4), *range(4, 16, 2), *range(16, 32, 4), *range(32, 64, 8), *r
 CACHES = (None, "int8", "float8_e4m3fn")
 SIZED = ("expander", "length", "depth", "nodes", "k", "tree")
 """Fields of a drafter's line that the search sets."""
-_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,21 +88,6 @@ class Point:
         """What `--json` prints of it."""
         own = {**dataclasses.asdict(self), "total": self.total, "generation": self.generation}
         return own | {"tokens_per_second": round(self.speed, 1)}
-
-
-def read_size(text: str) -> int:
-    """Bytes of a size.
-
-    >>> read_size("24GB"), read_size("1.5 GiB")
-    (24000000000, 1610612736)
-
-    Raises:
-      ValueError: for any other text.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]I?B)", text.strip().upper())
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-        raise ValueError(f"--memory {text!r} is not a size: give a number above 0 and its unit, such as 24GB or 16GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def shapes(text: str) -> Iterator[tuple[str, int]]:
@@ -289,7 +273,7 @@ def check(options: Any, chip: Chip) -> int:
     Raises:
       ValueError: if they are no size or more than the chip has, or other options do not go with the search.
     """
-    budget = read_size(options.memory)
+    budget = read_size(options.memory, "--memory")
     if budget > chip.hbm_bytes:
         raise ValueError(f"--memory {options.memory} is more than the {chip.hbm_bytes / 1e9:.1f} GB of a {chip.name}")
     if fit.chips_of(options.topology) != 1:

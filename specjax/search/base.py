@@ -272,6 +272,18 @@ class Search(Decoder[SearchState], abc.ABC):
         """See `specjax.speculative.Speculative.read_prefix`."""
         return state, self._plain.read_prefix(params | {"draft": None}, self._blank(params, state), tokens)[1]
 
+    @on_mesh
+    def read_on(
+        self, params: PyTree, state: SearchState, prefix: Prefix, begin: Array, end: Array, width: int
+    ) -> tuple[SearchState, Prefix]:
+        """See `Decoder.read_on`."""
+        blank = self._blank(params, state)
+        return state, self._plain.read_on(params | {"draft": None}, blank, prefix, begin, end, width)[1]
+
+    def prefix_axes(self, prefix: Prefix) -> Prefix:
+        """See `Decoder.prefix_axes`."""
+        return self._plain.prefix_axes(prefix)
+
     def _blank(self, params, state):
         """A row of plain decoding with the same capacities as the state."""
         dtype = dtype_of(state.cache)

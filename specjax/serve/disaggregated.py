@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax import models
+from specjax.sampling.noise import keys_of
 from specjax.serve.engine import Engine
 from specjax.serve.request import Request
 from specjax.serve.slots import Served, Slots
@@ -51,6 +52,16 @@ class Reader:
         axes = jax.tree.map(alone, decoder.axes(read[0]), is_leaf=lambda names: isinstance(names, tuple))
         return [jax.device_put(row, shardings(self.mesh, axes, row)) for row in read]
 
+    def insert(
+        self, slots: Slots, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any
+    ) -> Any:
+        """See `Slots.insert`."""
+        read = self.rows(slots, requests, keys, prefix)
+        for row, own, key in zip(rows, read, keys, strict=True):
+            row, key = jax.device_put((np.int32(row), key))
+            state = decoding.copy_row(slots.served.decoder, state, row, own, keys_of(key))
+        return state
+
     def read_prefix(self, slots: Slots, ids: Any) -> Any:
         """A prefix that prompts share, on this mesh."""
         return decoding.read_prefix(self.served.decoder, self.served.params, self._own(slots).empty(), ids)[1]
@@ -83,8 +94,12 @@ class DisaggregatedEngine(Engine):
 
         Raises:
           ValueError: if the meshes share a device or need different copies of kv-heads, or if the decoder does not read
-            prompts row by row; and as `Engine`.
+            prompts row by row; for a prefix cache; and as `Engine`.
         """
+        if options.get("prefix_cache") is not None:
+            raise ValueError(
+                "prompts that are read on a mesh of their own have no prefix cache: leave prefix_cache out"
+            )
         mesh, prefill_mesh = disjoint(mesh, prefill_mesh)
         super().__init__(model, decode, mesh=mesh, **options)
         alone = self.model.masked is not None or self.encodes or self.writes_steps or self.decoder.num_texts > 1

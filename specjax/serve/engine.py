@@ -28,6 +28,8 @@ from specjax.sampling_params import FIELDS, check_walked, form_of, in_use, is_se
 from specjax.search import Search, Selection, Stepwise
 from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
+from specjax.serve.prefix_cache import TWICE, PrefixCache, check_shares
+from specjax.serve.prefix_cache import Reader as PrefixReader
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, common_beginning, needed_by, needs_of, rows_of
@@ -57,6 +59,8 @@ class Engine:
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities of their tokens.
       rows: how many texts are decoded together, which decides the default drafter.
+      prefix_cache: keeps what was read of prompts for later ones that begin equally: a
+        `specjax.serve.prefix_cache.PrefixCache`, or its size, such as `"256MB"`.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.
@@ -73,6 +77,7 @@ class Engine:
         mesh: Any = None,
         logprobs: bool = False,
         rows: int = 1,
+        prefix_cache: Any = None,
     ):
         from specjax import models
 
@@ -90,6 +95,7 @@ class Engine:
         self.decode = usual_decode(model) if asked is None else asked
         self.decoder, self.params = self.decode.bind(model, mesh=self.mesh, rows=rows, logprobs=logprobs)
         self.timing = Timing()
+        self.prefix_cache = PrefixCache.of_engine(prefix_cache, self)
 
     def __repr__(self) -> str:
         own = self.decoder
@@ -275,7 +281,8 @@ class Engine:
         """The part of this engine that `specjax.serve.slots` needs."""
         eos = self.model.eos_ids
         mask_id = None if self.model.masked is None else self.model.masked.mask_id
-        return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
+        reader = None if self.prefix_cache is None else PrefixReader(self.prefix_cache, self.timing)
+        return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh, reader)
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """The text buffer slots for the longest of these requests: one of a few sizes, see `Decoder.buffer`."""
@@ -288,20 +295,11 @@ class Engine:
         """The ids with which all these prompts begin; empty if they are too few to be worth a separate prefill.
 
         Raises:
-          ValueError: for a diffusion model, and for a model with an encoder.
+          ValueError: with a prefix cache, and for models that `specjax.serve.prefix_cache.check_shares` refuses.
         """
-        if self.encodes:
-            raise ValueError(
-                f"{self.model.name} has an encoder, which reads every prompt as a whole: leave the shared prefix out"
-            )
-        if self.writes_steps:
-            raise ValueError(f"{type(self.decoder).__name__} reads every prompt by itself: leave the shared prefix out")
-        if self.model.masked:
-            if self.model.canvas or self.model.masked.block:
-                why = "only the prompts of autoregressive models can share one"
-            else:
-                why = "it reads a text in both directions, so what it computes for a prefix depends on what follows"
-            raise ValueError(f"{self.model.name} is a diffusion model without a shared prefix: {why}; leave it off")
+        check_shares(self, "shared prefix")
+        if self.prefix_cache is not None:
+            raise ValueError(TWICE)
         prefix = common_beginning(requests)
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 

@@ -5,6 +5,7 @@ A field's metadata gives its description (`help`), its `least` value, and its fo
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,7 @@ from specjax.decode.speculate import DEFAULT_DRAFTER
 from specjax.serve.sampling import MAX_NEW_TOKENS, Sampling, read_sampling
 
 Options = TypeVar("Options")
+_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -44,6 +46,25 @@ def check_least(options: Any, spell: Callable[[str], str] = str) -> None:
         value, least = getattr(options, field.name), field.metadata.get("least")
         if least is not None and value is not None and value < least:
             raise ValueError(f"{spell(field.name)} must be at least {least}, got {value}")
+
+
+def read_size(text: str, what: str) -> int:
+    """Bytes of a size.
+
+    Args:
+      text: a number and a unit.
+      what: how an error calls it.
+
+    >>> read_size("24GB", "--memory"), read_size("1.5 GiB", "--memory")
+    (24000000000, 1610612736)
+
+    Raises:
+      ValueError: for any other text.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]I?B)", text.strip().upper())
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise ValueError(f"{what} {text!r} is not a size: give a number above 0 and its unit, such as 24GB or 16GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +210,8 @@ class RunOptions:
         `specjax searches`); None: all.
       batch_size: rows decoded together; changes speed, never text.
       shared_prefix: whether to prefill the common beginning of all prompts once, if it has at least 16 tokens.
+      prefix_cache: how many bytes of read prompts are kept for prompts that begin equally, such as `"256MB"`; see
+        `specjax.serve.prefix_cache`.
       logprobs: whether records carry log-probabilities of their tokens.
       prompt_logprobs: whether records carry log-probabilities of their prompts' tokens; every prompt is then read once
         more. For autoregressive models.
@@ -206,6 +229,11 @@ class RunOptions:
     )
     batch_size: int = option(8, "rows decoded together; changes speed, never text", least=1)
     shared_prefix: bool = option(False, "prefill the common beginning of all prompts once")
+    prefix_cache: str | None = option(
+        None,
+        "keep what was read of prompts in so much memory, such as 256MB, for prompts that begin equally",
+        metavar="SIZE",
+    )
     logprobs: bool = option(False, "add the log-probabilities of its tokens to each record")
     prompt_logprobs: bool = option(
         False, "add the log-probabilities of the prompt's tokens to each record; every prompt is read once more"

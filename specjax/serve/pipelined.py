@@ -1,10 +1,12 @@
 """An engine whose drafter has devices of its own, beside those of the target."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from specjax.pipelined import pipelined
 from specjax.serve.disaggregated import disjoint
 from specjax.serve.engine import Engine
+from specjax.serve.request import Request
 from specjax.speculative import Speculative
 
 
@@ -24,11 +26,21 @@ class PipelinedEngine(Engine):
           **options: see `Engine`.
 
         Raises:
-          ValueError: if the meshes share a device; for a way to decode without a drafter, or with one that reads its
+          ValueError: if the meshes share a device; for a prefix cache; for a way to decode without a drafter, or with one that reads its
             target's cache; and as `Engine`.
         """
+        if options.get("prefix_cache") is not None:
+            raise ValueError("a drafter on a mesh of its own reads every prompt as a whole: leave the prefix cache out")
         mesh, draft_mesh = disjoint(mesh, draft_mesh, "draft_mesh")
         super().__init__(model, decode, mesh=mesh, **options)
         if type(self.decoder) is not Speculative:
             raise ValueError(f"{self._how} has no drafter for a mesh of its own: leave the draft mesh out")
         self.decoder, self.params = pipelined(self.decoder, self.params, draft_mesh)
+
+    def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """See `Engine.shared_prefix`; it is refused.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError("a drafter on a mesh of its own reads every prompt as a whole: leave the shared prefix out")

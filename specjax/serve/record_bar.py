@@ -32,12 +32,13 @@ class Speed:
         self.tokens = self.steps = 0
 
     def __call__(self, turn: Any) -> str:
-        """Tokens per second and per step, up to and including this turn."""
+        """Tokens per second and per step, and what a prefix cache knew, up to and including this turn."""
         self.tokens, self.steps = self.tokens + turn.new_tokens, self.steps + turn.steps
         spent = self.timing.decode_seconds - self.began
         if not self.steps or not spent:
             return ""
-        return f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens per step"
+        words = f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens per step"
+        return f"{words}, {self.timing.known}" if self.timing.known else words
 
 
 @contextlib.contextmanager

@@ -71,13 +71,25 @@ def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
 
 @dataclasses.dataclass
 class Timing:
-    """The time spent, separately for decoding steps, compilation and prefill."""
+    """The time spent, separately for decoding steps, compilation and prefill; and what was done in it.
+
+    Attributes:
+      decode_seconds: on steps.
+      prefill_seconds: on reading prompts.
+      compile_seconds: on compilation before the first prompt.
+      new_tokens: of records.
+      steps: target passes, summed over rows.
+      prompt_tokens: with a prefix cache, the tokens of prompts that had to be known before their first step.
+      known_tokens: those of them that the cache had.
+    """
 
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
     compile_seconds: float = 0.0
     new_tokens: int = 0
     steps: int = 0
+    prompt_tokens: int = 0
+    known_tokens: int = 0
 
     @contextlib.contextmanager
     def spent(self, name: str) -> Iterator[None]:
@@ -85,6 +97,13 @@ class Timing:
         began = time.perf_counter()
         yield
         setattr(self, name, getattr(self, name) + time.perf_counter() - began)
+
+    @property
+    def known(self) -> str:
+        """What a prefix cache has saved, in words; empty without one."""
+        if not self.prompt_tokens:
+            return ""
+        return f"{self.known_tokens} of {self.prompt_tokens} prompt tokens known"
 
     @property
     def tokens_per_second(self) -> float:
@@ -103,7 +122,8 @@ class Served:
       eos: ids that end a text.
       mask_id: the id of an open position, for a model that fills in before a suffix.
       mesh: the mesh that holds the rows, or None.
-      reader: reads prompts on another mesh (`specjax.serve.disaggregated.Reader`); None: prompts are read here.
+      reader: reads prompts in another way: on another mesh (`specjax.serve.disaggregated.Reader`), or after what was read
+        of earlier ones (`specjax.serve.prefix_cache.Reader`); None: each prompt is read as a whole, in these rows.
     """
 
     decoder: Decoder
@@ -173,11 +193,7 @@ class Slots:
     ) -> Any:
         """Inserts requests into rows, a few at a time. `prefix` is from `read_prefix`."""
         if self.served.reader is not None:
-            read = self.served.reader.rows(self, requests, keys, prefix)
-            for row, own, key in zip(rows, read, keys, strict=True):
-                row, key = jax.device_put((np.int32(row), key))
-                state = decoding.copy_row(self.served.decoder, state, row, own, keys_of(key))
-            return state
+            return self.served.reader.insert(self, state, rows, requests, keys, prefix)
         for chosen, prompts in self.calls(rows, requests, keys, prefix):
             state = decoding.insert(self.served.decoder, self.served.params, state, chosen, prompts, prefix=prefix)
         return state
@@ -247,16 +263,31 @@ class Slots:
         spare = self.share - len(rows)
         rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
         keys = np.concatenate([keys, np.repeat(keys[:1], spare, axis=0)])
-        given = [self.served.given(request) for request in requests]
         begin = 1 if prefix is None else prefix.length
-        size = prefill_columns(max(map(len, given)), width, self.capacity, begin)
-        tokens = np.zeros((self.share, size), np.int32)
+        longest = max(len(self.served.given(request)) for request in requests)
+        size = prefill_columns(longest, width, self.capacity, begin)
+        return np.asarray(rows), self.prompts(requests, keys, size, width, source_width)
+
+    def prompts(
+        self, requests: Sequence[Request], keys: np.ndarray, size: int, width: int, source_width: int = 0
+    ) -> Prompts:
+        """The input of an insert.
+
+        Args:
+          requests: R of them.
+          keys: key data `[R, 2]`.
+          size: P, at least the longest prompt's tokens.
+          width: of a chunk of prefill.
+          source_width: the columns of their sources; 0: they have none.
+        """
+        given = [self.served.given(request) for request in requests]
+        tokens = np.zeros((len(requests), size), np.int32)
         for row, ids in enumerate(given):
             tokens[row, : len(ids)] = ids
         eos = np.asarray(self.served.eos or (-1,), np.int32)
         goes_on = np.asarray([request.ignore_eos for request in requests])
         ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
-        prompts = Prompts(
+        return Prompts(
             tokens,
             np.asarray([len(ids) for ids in given], np.int32),
             keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
@@ -266,7 +297,6 @@ class Slots:
             width,
             Source.of([request.source for request in requests], source_width) if source_width else None,
         )
-        return np.asarray(rows), prompts
 
 
 class Loop:

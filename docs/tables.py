@@ -351,6 +351,7 @@ _LOADED = {
     "head": "heads",
     "own_head": "heads",
     "pad": "self_speculation",
+    "self_or_model": "self_speculation",
     "texts": "retrieval",
     "datastore": "retrieval",
     "": "retrieval",

@@ -13,7 +13,8 @@ HELPS: dict[str, Help] = {
             "prompts and records": "prompts chat input output json | suffix format unordered progress page metrics strict "
             "verbose logprobs prompt_logprobs",
             "the model": _MODEL,
-            "how to decode": "decode drafter batch_size | draft_mesh learn num_return_sequences select shared_prefix prefix_cache",
+            "how to decode": "decode drafter batch_size | draft_mesh learn num_return_sequences select "
+            "shared_prefix prefix_cache",
             "how a prompt is completed": "temperature top_p max_new_tokens seed stop sampling | top_k constraint ignore_eos",
             "many processes": _HOSTS,
         },

@@ -52,7 +52,7 @@ class Case:
 
 DRAFTERS = (
     "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi", "lookahead",
-    "rest:datastore={datastore}", "swift", "del", "small_cache", "magicdec",
+    "rest:datastore={datastore}", "swift", "del", "small_cache", "magicdec", "rapid", "rapid:model={draft}",
     "prompt_lookup+token_recycling", "switch:drafters=(suffix+draft:model={draft})", "cascade:model={draft}",
     "draft:model={draft}", "draft:model={draft},rule=goodput", "draft:model={draft},rule=utility",
     "draft:model={draft},expander=early_stop,length=6,threshold=0.3", "draft:model={draft},expander=top_k,k=3,depth=3,nodes=10",
@@ -64,7 +64,7 @@ DRAFTERS = (
 )  # fmt: skip
 """All but `gad`, which drafts for a target with an encoder; no shipped model has one."""
 VERIFIERS = {
-    "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "fly": "keeps another token where it is unsure",
+    "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "rapid": GREEDY, "fly": "keeps another token where it is unsure",
     "gad_plus": "keeps likely tokens",
     "lantern": "keeps near tokens", "reflective": "asks the model about the draft",
     "reverse": "keeps what is possible", "judge": "has a trained head",

@@ -23,6 +23,8 @@ from specjax.sharding.rules import replicated
 
 LONGEST = 8
 """The most tokens of a chain that ends by a rule."""
+BLANK = "\n\n"
+"""A blank line."""
 _TARGET = "TARGET"
 """Stands for the target's name in the default of what is loaded."""
 
@@ -254,6 +256,13 @@ def _model(
     drafter = stored.kind(padded(draft, target), **{**named(draft), **stored.fields}).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
+
+
+def _self_or_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter of the target itself, or of the draft model that its line names, with the target's blank line."""
+    words = () if target.tokenizer is None else target.tokenizer.encode(BLANK, add_special_tokens=False, verbose=False)
+    stored = dataclasses.replace(stored, fields={"joint": tuple(words), **stored.fields})
+    return _model(stored, target, mesh) if stored.asked else (stored.kind(**stored.fields).bind(target.lm), None)
 
 
 def drafter_to_train(name: str, target: Any) -> tuple[Any, Any]:
@@ -503,6 +512,7 @@ class Loader:
 _DIFFUSION = {"what": "diffusion model", "how": "a smaller one with its tokenizer"}
 LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "self_or_model": Loader(_self_or_model, ""),
     "other_model": Loader(_other_model, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
     "other_text": Loader(_other_text, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
     "sorted_draft": Loader(

@@ -12,7 +12,9 @@ from specjax.draft.head import params_dtype
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Output, Wants, check_both_encode
+from specjax.sampling import Sampler
 from specjax.sharding.rules import shardings
+from specjax.tree import Tree
 
 Array = jax.Array
 
@@ -120,6 +122,10 @@ class ModelDrafter(TreeDrafter):
 
     def propose(self, params, draft, view, sampler):
         own, logits, final = self.begun(params, draft, view)
+        return Proposal(self.grown(params, own, logits, final, view, sampler), own)
+
+    def grown(self, params: Any, own: ModelDraft, logits: Array, final: Array, view: View, sampler: Sampler) -> Tree:
+        """The tree below the last token that was read; the other arguments are what `begun` returns."""
         cache = own.cache
 
         def grow(carry, level):
@@ -134,8 +140,7 @@ class ModelDrafter(TreeDrafter):
 
         if isinstance(self.lm, TrimmedLM):
             sampler = sampler.restricted(params["draft"]["ids"], self.lm.vocab_size)
-        tree = self.expander(view.root, logits, grow, (None, final), sampler, keep_q=view.keep_q)
-        return Proposal(tree, own)
+        return self.expander(view.root, logits, grow, (None, final), sampler, keep_q=view.keep_q)
 
     def hidden(self, carry):
         """The features `[B, E]` from which the last distribution was computed."""

@@ -26,8 +26,8 @@ class PipelinedEngine(Engine):
           **options: see `Engine`.
 
         Raises:
-          ValueError: if the meshes share a device; for a prefix cache; for a way to decode without a drafter, or with one that reads its
-            target's cache; and as `Engine`.
+          ValueError: if the meshes share a device; for a prefix cache; for a way to decode without a drafter, or with one
+            that reads its target's cache; and as `Engine`.
         """
         if options.get("prefix_cache") is not None:
             raise ValueError("a drafter on a mesh of its own reads every prompt as a whole: leave the prefix cache out")

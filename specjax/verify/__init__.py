@@ -23,6 +23,7 @@ from specjax.verify.lenient import Lenient as Lenient
 from specjax.verify.lantern import Lantern as Lantern
 from specjax.verify.judge import Judge as Judge
 from specjax.verify.kl_judge import KLJudge as KLJudge
+from specjax.verify.rapid import RapidTransfer as RapidTransfer
 from specjax.verify.reflective import Reflective as Reflective
 from specjax.verify.reverse import Reverse as Reverse
 

@@ -45,7 +45,7 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     untrained = [
         "prompt_lookup", "suffix", "sam", "ngram_mod", "iad", "forced", "token_recycling", "aded", "stand", "jacobi",
     ]  # fmt: skip
-    assert names == ["none", *untrained, "small_cache", "magicdec", "lookahead", "switch"]
+    assert names == ["none", *untrained, "small_cache", "magicdec", "rapid", "lookahead", "switch"]
     assert "left out draft: the draft model has 1536 tokens and the target 32" in err
     assert "left out medusa: tiny-medusa was trained for the target 'tiny'" in err
     assert "left out swift: " in err  # this target has too few layers

@@ -29,7 +29,7 @@ from support.small_target import (
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import EXPANDERS
-from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, MagicDec, Switch
+from specjax.draft import PPD, Forced, InputGuided, Jacobi, Lookahead, Lud, MagicDec, Rapid, Switch
 from specjax.draft.ahead import Ahead
 from specjax.state import Finish
 
@@ -67,7 +67,7 @@ SLOW = (
     "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
     "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
-    "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec",
+    "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec", "rapid",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 
@@ -182,8 +182,8 @@ def test_what_is_known_of_a_text_is_what_is_known_of_a_prompt(line):
         wanted[row][0][len(prompts[row]) - len(PROMPTS[row]) :] for row in going
     ]
     if line.decoder.drafter.alone and not isinstance(
-        line.decoder.drafter, PPD | Lud | Jacobi | Lookahead | Switch | Ahead | MagicDec
-    ):  # they learn in every step, draft for the next one, or choose slots where the prompt ends
+        line.decoder.drafter, PPD | Lud | Jacobi | Lookahead | Switch | Ahead | MagicDec | Rapid
+    ):  # they learn in every step, draft for the next one, or choose slots or chunks where the prompt ends
         steps = np.asarray(after.stats.accepted)[: len(going)] + np.asarray(before.stats.accepted)[going]
         assert steps.tolist() == [accepted(line.done)[row] for row in going]
 

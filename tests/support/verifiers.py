@@ -12,6 +12,7 @@ FIELDS = {
     "fly": {"window": 1},
     "lantern": {"neighbours": 1},
     "kl_judge": {"threshold": 5.0},
+    "rapid": {"eta": 10.0},
     "reflective": {"prompt": (1, 2, 3)},
 }
 """What fits a vocabulary of four tokens and short trees, where a verifier's defaults do not."""

@@ -1,4 +1,5 @@
-"""Contrastive decoding (Li et al. 2022, arXiv:2210.15097; in the form of O'Brien and Lewis 2023, arXiv:2309.09117)."""
+"""Contrastive decoding (Li et al. 2022, arXiv:2210.15097; in the form of O'Brien and Lewis 2023, arXiv:2309.09117), also of a
+model with itself."""
 
 import dataclasses
 import math
@@ -31,9 +32,9 @@ class Contrastive(Paired):
 
     def __post_init__(self):
         if not 0 < self.alpha <= 1:
-            raise ValueError(f"contrast_alpha must be in (0, 1], got {self.alpha!r}")
+            raise ValueError(f"alpha of a contrast must be in (0, 1], got {self.alpha!r}")
         if not (self.beta >= 0 and math.isfinite(self.beta)):
-            raise ValueError(f"contrast_beta must be a finite number >= 0, got {self.beta!r}")
+            raise ValueError(f"beta of a contrast must be a finite number >= 0, got {self.beta!r}")
         if self.amateur.vocab_size != self.lm.vocab_size:
             sizes = f"{self.amateur.vocab_size} tokens and the model {self.lm.vocab_size}"
             raise ValueError(f"the amateur has {sizes}: take one of the same vocabulary")
@@ -55,3 +56,20 @@ class Contrastive(Paired):
 
     def axes(self, params):
         return {"lm": self.lm.axes(params["lm"]), "amateur": self.amateur.axes(params["amateur"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfContrastive(Contrastive):
+    """A model contrasted with itself under another config, such as one with other experts (SCMoE, arXiv:2405.14507).
+
+    Both passes read the same parameters, which are the model's, and each keeps its own cache.
+    """
+
+    def other(self, params):
+        return self.amateur, params
+
+    def own(self, params):
+        return params
+
+    def axes(self, params):
+        return self.lm.axes(params)

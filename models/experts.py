@@ -52,6 +52,8 @@ class ExpertsConfig:
       swiglu_alpha: the steepness of their gates.
       ungated: the activation of experts without a gate (Nemotron-H); None: they have one, a SiLU.
       latent_size: the width of what experts read and give, between two further products; None: the model's.
+      first_rank: the rank of the first of a token's k experts, counted from 1, the best. The others follow it in the order
+        of choice. Weights that are divided by a sum are divided by that of these k (`specjax.models.routing`).
     """
 
     num_experts: int
@@ -73,6 +75,17 @@ class ExpertsConfig:
     swiglu_alpha: float = 1.702
     ungated: Activation | None = None
     latent_size: int | None = None
+    first_rank: int = 1
+
+    @property
+    def last_rank(self) -> int:
+        """The rank of the last of a token's experts."""
+        return self.first_rank - 1 + self.num_experts_per_tok
+
+    @property
+    def choices(self) -> int:
+        """The number of experts that a token chooses from: those of its groups."""
+        return self.num_experts // self.n_group * self.topk_group
 
     @property
     def biased(self) -> bool:
@@ -98,15 +111,14 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     """The weights and experts, `[M, k]` each, from a router's logits `[M, X]` in float32; `bias` is `[X]` or None."""
     c = config
     if c.scoring == "chosen":
-        best, experts = jax.lax.top_k(
-            logits if bias is None else logits + bias.astype(jnp.float32)[None], c.num_experts_per_tok
-        )
+        best, experts = of_ranks(logits if bias is None else logits + bias.astype(jnp.float32)[None], c)
         return jax.nn.softmax(best, axis=-1), experts
     if c.scoring == "inputs":
-        best, experts = jax.lax.top_k(logits, c.num_experts_per_tok)
+        best, experts = of_ranks(logits, c)
         return jax.nn.sigmoid(best), experts
     if c.scoring == "sparsemixer":
-        return mixed_sparsely(logits, c.router_jitter_noise)
+        weights, experts = mixed_sparsely(logits, c.router_jitter_noise, c.last_rank)
+        return weights[:, c.first_rank - 1 :], experts[:, c.first_rank - 1 :]
     scores = jax.nn.sigmoid(logits) if c.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
     if c.n_group > 1:
@@ -115,26 +127,33 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
         best = jax.lax.top_k(worth, c.topk_group)[1]
         kept = jnp.any(best[:, :, None] == jnp.arange(c.n_group)[None, None], axis=1)
         ranked = jnp.where(kept[:, :, None], groups, -jnp.inf).reshape(ranked.shape)
-    experts = jax.lax.top_k(ranked, c.num_experts_per_tok)[1]
+    experts = of_ranks(ranked, c)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if c.norm_topk_prob:
         weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True) + c.added_sum, c.least_sum)
     return weights * c.routed_scaling_factor, experts
 
 
-def mixed_sparsely(logits: Array, noise: float) -> tuple[Array, Array]:
-    """The weights and experts `[M, 2]` of SparseMixer-2 without its noise (Liu et al. 2024, arXiv:2409.12136).
+def of_ranks(scores: Array, config: ExpertsConfig) -> tuple[Array, Array]:
+    """The scores and experts, `[M, k]` each, of a token's ranks among scores `[M, X]`, the best first."""
+    best, experts = jax.lax.top_k(scores, config.last_rank)
+    return best[:, config.first_rank - 1 :], experts[:, config.first_rank - 1 :]
+
+
+def mixed_sparsely(logits: Array, noise: float, count: int = 2) -> tuple[Array, Array]:
+    """The weights and experts `[M, count]` of SparseMixer-2 without its noise (Liu et al. 2024, arXiv:2409.12136).
 
     The first expert is the one of the greatest logit m. Its weight is that of a softmax over the logits s that are near,
-    `(m - s) / max(|s|, m) <= 2 noise`. The second is chosen and weighted likewise among the others. The weights do not sum
-    to 1.
+    `(m - s) / max(|s|, m) <= 2 noise`. The second is chosen and weighted likewise among the others, as is each later one. The
+    weights do not sum to 1.
 
     Args:
       logits: `[M, X]` in float32.
       noise: the relative noise of logits in training, `router_jitter_noise`.
+      count: how many experts; models have 2.
     """
     left, weights, experts = logits, [], []
-    for _ in range(2):
+    for _ in range(count):
         best = jnp.argmax(left, axis=-1, keepdims=True)
         most = jnp.take_along_axis(left, best, axis=-1)
         far = (most - logits) / jnp.maximum(jnp.abs(logits), most) > 2 * noise

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.experts import ExpertsConfig, Kernel, mixed
+from specjax.models.experts import ExpertsConfig, Kernel, mixed, of_ranks
 from specjax.models.grouped import grouped_dot
 from specjax.models.linear import Linear
 from specjax.models.norms import RMSNorm, rms_norm
@@ -23,18 +23,19 @@ def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> Linear:
 
 
 class Router(nnx.Module):
-    """Chooses each token's experts and their weights."""
+    """Chooses each token's experts and their weights; of `config` only the number of experts and the ranks count."""
 
-    def __init__(self, width: int, experts: int, chosen: int, eps: float, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ExpertsConfig, width: int, eps: float, dtype: Any, rngs: nnx.Rngs):
+        experts = config.num_experts
         self.proj = linear(width, experts, dtype, rngs)
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.per_expert_scale = nnx.Param(jnp.ones((experts,), dtype))
-        self.count, self.eps = chosen, eps
+        self.config, self.eps = config, eps
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """The weights and experts, `[M, k]` each, of tokens `[M, E]`."""
         scores = self.proj(rms_norm(x, None, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
-        weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
+        weights, experts = of_ranks(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.config)
         weights = weights / weights.sum(axis=-1, keepdims=True)
         return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
 
@@ -61,7 +62,7 @@ class Beside(nnx.Module):
 
     def __init__(self, experts: ExpertsConfig, width: int, eps: float, dtype: Any, rngs: nnx.Rngs):
         norm = lambda: RMSNorm(width, eps, dtype, "wide")
-        self.router = Router(width, experts.num_experts, experts.num_experts_per_tok, eps, dtype, rngs)
+        self.router = Router(experts, width, eps, dtype, rngs)
         self.experts = Experts(width, experts.num_experts, experts.moe_intermediate_size, dtype, rngs)
         self.pre_feedforward_layernorm_2 = norm()
         self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()

@@ -111,9 +111,7 @@ class Layer(nnx.Module):
         norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, layer, dtype, rngs)
         self.mlp = MLP(config, dtype, rngs)
-        self.router = Router(
-            config.hidden_size, config.num_experts, config.top_k_experts, config.rms_norm_eps, dtype, rngs
-        )
+        self.router = Router(config.experts, config.hidden_size, config.rms_norm_eps, dtype, rngs)
         self.experts = Experts(config.hidden_size, config.num_experts, config.moe_intermediate_size, dtype, rngs)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()

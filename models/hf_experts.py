@@ -76,9 +76,8 @@ def from_hf(
             f"config.json: {made.num_experts} experts do not form {groups} groups of two or more, of which topk_group "
             f"{made.topk_group} count"
         )
-    room = each * made.topk_group
-    if made.num_experts_per_tok > room:
+    if made.num_experts_per_tok > made.choices:
         raise ModelError(
-            f"config.json: {chosen} {made.num_experts_per_tok} is above {room}, the experts to choose from"
+            f"config.json: {chosen} {made.num_experts_per_tok} is above {made.choices}, the experts to choose from"
         )
     return made

@@ -26,6 +26,7 @@ from specjax.search.ralm import Ralm as Ralm
 from specjax.decode.steer import Guidance as Guidance
 from specjax.decode.steer import Contrast as Contrast
 from specjax.decode.steer import LayerContrast as LayerContrast
+from specjax.decode.steer import ExpertContrast as ExpertContrast
 
 # the contracts
 from specjax.decoder import Decode as Decode

@@ -1,4 +1,4 @@
-"""Settings that steer a model's distribution by making another target: guidance, contrastive decoding and DoLa."""
+"""Settings that steer a model's distribution by making another target: guidance, contrastive decoding, DoLa and SCMoE."""
 
 import abc
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from specjax.about import About, Named, abouts
 from specjax.assembly.companions import check_vocabulary, companion
 from specjax.assembly.registry import entry_of, parse
-from specjax.models.contrastive import Contrastive
+from specjax.models.contrastive import Contrastive, SelfContrastive
 from specjax.models.dola import Dola, layers_of
 from specjax.models.guided import Guided
 from specjax.warpers.lists import tokens
@@ -118,7 +118,40 @@ class LayerContrast(Steer):
         return Dola(model.lm, layers_of(asked, model.lm)), model.params
 
 
-STEERS = {about.name: entry_of(kind, about) for kind in (Guidance, Contrast, LayerContrast) for about in abouts(kind)}
+@dataclasses.dataclass(frozen=True)
+class ExpertContrast(Steer):
+    """SCMoE: contrastive decoding of a mixture of experts with itself, where tokens take an expert that was not chosen.
+
+    The second pass reads the same text with the same weights, and only the expert of one rank. Experts that every token
+    uses stay in it.
+
+    Attributes:
+      rank: the weak pass' expert, counted from 1, the best; the authors' example has 3, for a model of two experts per token.
+      alpha: as in `Contrast`.
+      beta: as in `Contrast`.
+    """
+
+    about = About(
+        "scmoe", "away from what an expert says that was not chosen", "arXiv:2405.14507", "own text",
+        fields=("rank", "alpha", "beta"),
+    )  # fmt: skip
+
+    rank: int = 3
+    alpha: float = 0.1
+    beta: float = 0.5
+
+    def target(self, model, mesh):
+        from specjax.models.routing import routed  # flax is slow to import
+
+        weak = routed(model.lm, self.rank, 1, "scmoe")
+        return SelfContrastive(model.lm, weak, self.alpha, self.beta), model.params
+
+
+STEERS = {
+    about.name: entry_of(kind, about)
+    for kind in (Guidance, Contrast, LayerContrast, ExpertContrast)
+    for about in abouts(kind)
+}
 
 
 def steered(model: Any, steer: "str | Steer | None", mesh: Any) -> tuple[Any, PyTree]:

@@ -66,7 +66,7 @@ def test_refused():
         Engine(model, "beam:num_beams=2,steer=(contrastive:amateur=tiny-draft)")
     with pytest.raises(ValueError, match="unknown steer 'contrast'; choose guidance, contrastive, dola"):
         Engine(model, Plain(steer="contrast"))
-    for wrong, message in (({"alpha": 0}, "contrast_alpha must be"), ({"beta": -1}, "contrast_beta must be")):
+    for wrong, message in (({"alpha": 0}, "alpha of a contrast must be"), ({"beta": -1}, "beta of a contrast must be")):
         with pytest.raises(ValueError, match=message):
             Contrastive(TARGET, DRAFT, **wrong)
     with pytest.raises(ValueError, match="the amateur has 4 tokens and the model 96"):

@@ -37,7 +37,7 @@ from specjax.draft.fuse import Fused
 from specjax.draft.one_pass import OnePass
 from specjax.draft.vocabularies.shared import OtherTokens
 from specjax.lm import Block, Wants
-from specjax.models import LlamaLM, llama_config
+from specjax.models import ExpertsConfig, LlamaLM, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
@@ -59,6 +59,11 @@ FORM = (("temperature", ()),)
 def with_layers(lm: LlamaLM, count: int) -> LlamaLM:
     """The model with as many layers."""
     return dataclasses.replace(lm, config=changed(lm.config, num_hidden_layers=count))
+
+
+def with_experts(lm: LlamaLM = TARGET) -> LlamaLM:
+    """The model with four experts in every layer, of which a token takes two."""
+    return dataclasses.replace(lm, config=changed(lm.config, experts=ExpertsConfig(4, 2, 24)))
 
 
 def target_of(name: str, lm: LlamaLM = TARGET) -> LlamaLM:

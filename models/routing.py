@@ -1,0 +1,52 @@
+"""Models whose tokens take other experts than those that were trained together: fewer, or later ones in the order of choice."""
+
+import dataclasses
+from typing import Any
+
+from specjax.models.experts import ExpertsConfig
+from specjax.models.llama import LlamaLM
+from specjax.models.mapped import Mapped
+
+
+def experts_of(lm: Any, asks: str) -> tuple[ExpertsConfig, ...]:
+    """The different kinds of experts in a model's layers, in order.
+
+    Args:
+      lm: the model.
+      asks: what needs them, for the error.
+
+    Raises:
+      ValueError: if it has none.
+    """
+    own = lm.lm if isinstance(lm, Mapped) else lm
+    layers = own.config.layers if isinstance(own, LlamaLM) else ()
+    found = tuple(dict.fromkeys(layer.experts for layer in layers if layer.experts is not None))
+    if not found:
+        raise ValueError(f"{asks} chooses among a model's experts, and this one has none: load a mixture of experts")
+    return found
+
+
+def routed(lm: Any, first: int, count: int, asks: str) -> Any:
+    """The same model, with the same parameters, where every token takes `count` experts from the rank `first` on.
+
+    Ranks follow the model's own order of choice, with its bias and groups. Weights are the model's own for these experts: a
+    sum that they are divided by is that of the taken ones. Shared experts stay.
+
+    Args:
+      lm: a `LlamaLM`, or a `Mapped` of one.
+      first: counted from 1, the best.
+      count: at least 1.
+      asks: what needs that, for errors.
+
+    Raises:
+      ValueError: for a model without experts, or one with fewer to choose from.
+    """
+    found, last = experts_of(lm, asks), first - 1 + count
+    if first < 1 or count < 1:
+        raise ValueError(f"{asks} counts experts from 1, the best of a token, got {min(first, count)}")
+    if last > (room := min(experts.choices for experts in found)):
+        raise ValueError(f"{asks} asks for expert {last} of a token, and this model's choose from {room}")
+    if isinstance(lm, Mapped):
+        return dataclasses.replace(lm, lm=routed(lm.lm, first, count, asks))
+    config = lm.config.every(ExpertsConfig, first_rank=first, num_experts_per_tok=count)
+    return dataclasses.replace(lm, config=config)

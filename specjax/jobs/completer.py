@@ -3,7 +3,7 @@ cluster."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -166,7 +166,7 @@ class OnEngine:
             return
         domains: dict[str | None, list[int]] = {}
         for index, item in enumerate(left):
-            domains.setdefault(self.whole.items[item].domain, []).append(index)
+            domains.setdefault(cast(Request, self.whole.items[item]).domain, []).append(index)
         for domain, places in domains.items():
             self.engine.choose(domain)
             said = None if on_text is None else lambda at, text, places=places: on_text(places[at], text)

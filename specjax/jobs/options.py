@@ -67,7 +67,7 @@ class FileOptions:
     """
 
     prompts: tuple[str, ...] = option(
-        (), "text to complete (default: stdin, unless it is a terminal)", metavar="PROMPT", nargs="*", positional=True
+        (), "text to complete (default: what is piped in)", metavar="PROMPT", nargs="*", positional=True
     )
     suffix: str | None = option(
         None, "text after the gap: a diffusion model fills --max-new-tokens tokens before it", metavar="TEXT"

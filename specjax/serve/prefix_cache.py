@@ -14,6 +14,7 @@ In the shape descriptions `N` denotes the pool's places, `M` the blocks of a buf
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -292,7 +293,7 @@ class PrefixCache:
     `Engine.update` empties it. All of its memory is taken at the first prompt.
 
     A drafter may keep something whose size depends on the text buffer's. Then the cache begins anew with a call whose buffer
-    has another size.
+    has another size, or that call is refused if its blocks are too large.
 
     Args:
       size: bytes of device memory over all devices, or words such as `"256MB"`.
@@ -370,14 +371,23 @@ class PrefixCache:
         owner = decoder, jax.tree.leaves(params)
         if self._owner is not None and not _same(self._owner, owner):
             raise ValueError("this prefix cache belongs to an engine with other parameters: give each engine its own")
-        self._owner = owner
         row = jax.eval_shape(functools.partial(_blank, decoder, decoder.buffer(1)), params)
-        need = 2 * _bytes(Layout.of(decoder, row, self.block).shapes(row))
-        if self.size < need:
+        self._places(Layout.of(decoder, row, self.block).shapes(row))
+        self._owner = owner
+
+    def _places(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> int:
+        """N: how many blocks of these shapes there is room for, the empty text included.
+
+        Raises:
+          ValueError: if there is none for a block.
+        """
+        size = sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in shapes)
+        if self.size < 2 * size:
             raise ValueError(
                 f"a prefix cache of {self.size} bytes holds no block of {self.block} tokens of this model: give at least "
-                f"{-(-need // 100_000) / 10:.1f}MB"
+                f"{-(-2 * size // 100_000) / 10:.1f}MB"
             )
+        return self.size // size
 
     def read(self, slots: Slots, state: Any, request: Request, timing: Timing) -> tuple[Any, Prefix]:
         """The state of B rows, and a row with a prompt that has been read, for an insert of the whole prompt.
@@ -435,9 +445,9 @@ class PrefixCache:
 
     def _begin(self, decoder: Any, layout: Layout, row: Prefix) -> None:
         """Takes the memory, of which the empty text has the first place."""
+        places = self._places(layout.shapes(row))
         self.clear()
         self._shapes = layout.shapes(row)
-        places = self.size // _bytes(self._shapes)
         self._tree, self._pool = Tree(places), empty_pool(decoder, layout, places, row)
 
 
@@ -449,11 +459,8 @@ def _blank(decoder: Any, capacity: int, params: PyTree) -> Prefix:
 
 
 def _same(one: tuple[Any, list[Any]], other: tuple[Any, list[Any]]) -> bool:
-    return one[0] == other[0] and all(a is b for a, b in zip(one[1], other[1], strict=True))
-
-
-def _bytes(shapes: Iterable[jax.ShapeDtypeStruct]) -> int:
-    return sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in shapes)
+    pairs = itertools.zip_longest(one[1], other[1])
+    return one[0] == other[0] and all(a is b for a, b in pairs)
 
 
 @dataclasses.dataclass(frozen=True)

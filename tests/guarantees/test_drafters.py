@@ -53,6 +53,7 @@ _IN_THE_SLOW_SET = {
     "slem",
     "omnidraft",
     "longspec",
+    "rapid",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in

@@ -94,7 +94,7 @@ def test_what_fewer_texts_tell():
     assert statistics.power(min(FEWER.values()) - 4 * OWN, V**NEW, 0.06, ALPHA) > 0.9
 
 
-@pytest.mark.parametrize("name", but_slow(VERIFIERS, "gad_plus"))
+@pytest.mark.parametrize("name", but_slow(VERIFIERS, "gad_plus", "rapid"))
 def test_a_verifier_keeps_its_guarantee(name):
     verifier = verifier_of(name)
     drafter = dataclasses.replace(MODEL, expander=expander_for(verifier))

@@ -48,9 +48,9 @@ def reasoned(score, threshold):
     return lambda prompts, seed: method(LARGE, prompts, seed=seed, **how)
 
 
-def agreed(samples, temperature):
+def agreed(samples, temperature, **fields):
     """Self-agreement."""
-    method = SelfAgreement(samples)
+    method = SelfAgreement(samples, **fields)
     return lambda prompts, seed: method(LARGE, prompts, temperature=temperature, seed=seed, batch_size=5)
 
 
@@ -97,6 +97,7 @@ ROWS = {
     "spec_reason, mean digit from 4": reasoned("mean_digit", 4.0),
     "spec_reason, likelihood from 0.8": reasoned("likelihood", 0.8),
     "self_agreement of 4, temperature 0.7": agreed(4, 0.7),
+    "self_agreement of 4, temperature 0.7, own words": agreed(4, 0.7, answer=""),
     "entropy_adaptive from 0.3": turns(0.3),
 }
 

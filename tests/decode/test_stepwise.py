@@ -31,8 +31,8 @@ WAYS = {
         "speculative_thinking:small={small},trigger=e,turn=3,help=nlm,begin=4,always=true",
     ),
     "self_agreement": (
-        SelfAgreement(samples=3, before="n", each="m{answer}", after="l"),
-        "self_agreement:samples=3,before=n,each=m{{answer}},after=l",
+        SelfAgreement(samples=3, before="n", each="m{answer}", after="l", answer="([a-k])", reply="k{answer}"),
+        'self_agreement:samples=3,before=n,each=m{{answer}},after=l,answer="([a-k])",reply=k{{answer}}',
     ),
 }
 ENDS = {"budget": "length"}
@@ -61,7 +61,7 @@ def test_an_object_and_its_line_write_what_a_direct_call_does(small, name):
             assert record.finish_reason == ENDS.get(own.finish_reason, own.finish_reason)
         assert [record.sample for record in records] == [0, 1, 2] * 2
     assert len({tuple(own.tokens) for own in wanted}) > 3 and any(own.passes for own in wanted)
-    assert (name in ("spec_reason", "astar")) == any(own.score is not None for own in wanted)
+    assert (name in ("spec_reason", "astar", "self_agreement")) == any(own.score is not None for own in wanted)
 
 
 @pytest.mark.slow

@@ -252,7 +252,10 @@ WAYS = {
         SpeculativeThinking(small=small, trigger=(22, 17, 4), peek=3, turn=4, help="ab", begin=2, always=False),
         {},
     ),
-    "self_agreement": lambda small: (SelfAgreement(samples=2, before="n", each="m{answer}", after="l"), DRAWN),
+    "self_agreement": lambda small: (
+        SelfAgreement(2, before="n", each="m{answer}", after="l", reply="k{answer}"),
+        DRAWN,
+    ),
     "ralm": lambda small: (
         Ralm([[3, 4], [6, 1, 5], [2]], First(), stride=3, ahead=4, document_tokens=8, separator=""),
         {},

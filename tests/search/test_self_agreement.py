@@ -13,8 +13,9 @@ from specjax import cli
 from specjax.lm import BaseLM, Output
 from specjax.models import Model
 from specjax.search import SelfAgreement
+from specjax.search.selection import answer_of
 
-METHOD = SelfAgreement(samples=5, before="n", each="m{answer}", after="l")
+METHOD = SelfAgreement(samples=5, before="n", each="m{answer}", after="l", reply="k{answer}")
 NEW = 12
 
 
@@ -99,6 +100,77 @@ def test_equal_prompts_in_different_batches_have_completions_of_their_own():
     assert [list(step.tokens) for record in records for step in record.steps] == [one.tokens for one in drawn]
 
 
+CONFINED = dataclasses.replace(METHOD, answer="([0-9])")
+
+
+@pytest.mark.slow
+def test_confined_it_names_what_most_completions_say():
+    """The text is the first completion with the answer; their order in the question changes nothing."""
+    how = {"max_new_tokens": NEW, "temperature": 1.5, "seed": 2}
+    records = CONFINED(COUNTS, ASKED, **how)
+    for prompt, record in zip(ASKED, records, strict=True):
+        assert record.text in named(prompt, record) and record.text in [step.text for step in record.steps]
+    assert records[0].score == 0 and records[0].passes == sum(len(step.tokens) for step in records[0].steps)
+    assert any(len({step.text for step in record.steps}) > 2 for record in records)
+    turned = Turned(**vars(CONFINED))(COUNTS, ASKED, **how)
+    assert [(one.text, one.score) for one in turned] == [(one.text, one.score) for one in records]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turned(SelfAgreement):
+    """Lists the completions from the last to the first."""
+
+    def question(self, prompt, answers):
+        return super().question(prompt, answers[::-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", (4, 3))
+def test_the_answer_is_the_likeliest_reply(batch_size):
+    """Of the completions' own answers, against whole passes over the second prompt and every reply; the others reply freely."""
+    texts = ["".join(LETTERS[token] for token in prompt) for prompt in PROMPTS]
+    options = {"temperature": 1.0, "seed": 3, "max_new_tokens": NEW}
+    method = dataclasses.replace(METHOD, answer="([4-8])", reply="kk{answer}k")
+    records = method(LARGE, texts, batch_size=batch_size, **options)
+    free = METHOD(LARGE, texts, batch_size=4, **options)
+    kinds = set()
+    for text, record, own in zip(texts, records, free, strict=True):
+        assert record.steps == own.steps
+        said = [answer_of(step.text, "([4-8])") for step in record.steps]
+        answers = [answer for answer in dict.fromkeys(said) if answer is not None]
+        kinds.add(min(len(answers), 2))
+        if not answers:
+            assert (record.tokens, record.score, record.passes) == (own.tokens, None, own.passes)
+            continue
+        second = method.question(text, [step.text for step in record.steps])
+        replies = [LARGE.tokenizer.encode(f"kk{answer}k") for answer in answers]
+        found = [0.0] if len(answers) == 1 else [one.logprob for one in specjax.score(LARGE, second, replies)]
+        at = said.index(answers[int(np.argmax(found))])
+        assert (record.text, record.tokens) == (record.steps[at].text, list(record.steps[at].tokens))
+        assert record.score == pytest.approx(max(found), abs=2e-4)
+        blocks = 0 if len(answers) == 1 else -(-(len(second) - len(text)) // 64) + len(answers)
+        assert record.passes == sum(len(step.tokens) for step in record.steps) + blocks
+    assert kinds == {0, 2}
+
+
+SAID = {
+    "The answer is 12.": "12",
+    "So the answer is: 12, I think": "12",
+    "The answer is **12**.": "12",
+    "the answer is $12.50": "12.50",
+    r"the answer is $\boxed{12}$": "12",
+    "The answer is -3": "-3",
+    "The answer is 1,204, or so.": "1,204",
+    "First, the answer is 5. No: the answer is Quito. Good.": "Quito",
+    "Nothing is said.": None,
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_answers_are_found_in_the_forms_that_models_write(text):
+    assert answer_of(text, SelfAgreement().answer) == SAID[text]
+
+
 def test_messages_go_on_in_the_last_one():
     asked = METHOD.question([{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}], ["c ", "d"])
     assert asked == [{"role": "system", "content": "s"}, {"role": "user", "content": "abnmcmdl"}]
@@ -110,6 +182,9 @@ REFUSED = (
     ({"samples": 40}, {"temperature": 1.0}, "positions, and large has 512: lower samples or max_new_tokens"),
     ({"samples": 0}, {}, "samples must be a whole number from 1 on"),
     ({"each": "x"}, {}, "each must hold {answer}"),
+    ({"reply": "x"}, {}, "reply must hold {answer}"),
+    ({"reply": "{x}"}, {}, "reply has {answer} as its only place"),
+    ({"answer": "("}, {}, "answer must be a regular expression"),
 )
 
 

@@ -180,7 +180,9 @@ STEPWISE = {
     "ralm": lambda: Ralm(["abc", "dnnm"], ANSWER, ahead=2, separator="n")(LARGE, [[3, 8, 13]], **WARM),
     "astar": lambda: AStar(samples=2, budget=4, width=2, **STEPS)(LARGE, [[3, 8, 13]], **WARM),
     "spec_reason": lambda: SpecReason(SMALL, 0.00025, "likelihood", "nnm", **STEPS)(LARGE, [[3, 8, 13]], **WARM),
-    "self_agreement": lambda: SelfAgreement(2, before="n", each="m{answer}", after="l")(LARGE, ["dim"], **WARM),
+    "self_agreement": lambda: SelfAgreement(
+        2, before="n", each="m{answer}", after="l", answer="([a-m])", reply="k{answer}"
+    )(LARGE, ["dim"], **WARM),
     "speculative_thinking": lambda: THINKING(LARGE, [[3, 8, 13]], **WARM),
 }
 """The searches that a host steps."""

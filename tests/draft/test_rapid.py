@@ -155,6 +155,8 @@ def test_lines_and_what_it_refuses():
             Rapid(**bad)
     with pytest.raises(ValueError, match="a Guided has two: name a draft model, as in rapid:model=FOLDER"):
         Rapid().bind(Guided(TARGET))
+    with pytest.raises(ValueError, match=r"rapid: \(96,\), a blank line, is outside the target's 96 tokens"):
+        Rapid(joint=(96,)).bind(TARGET)
     assert Rapid(DRAFT).bind(TARGET).needs_params
     with pytest.raises(ValueError, match="the draft model has 24 tokens and the target 96"):
         Rapid(SMALL).bind(TARGET)

@@ -206,7 +206,7 @@ DRAFTERS: dict[str, Drafter] = {
     "small_cache": SmallCache(expander=Chain(3)),
     "magicdec": MagicDec("streaming", budget=2, sinks=1),
     "magicdec-snapkv": MagicDec(budget=33, recent=2, expander=TopK(k=2, depth=2, nodes=5)),
-    "rapid": Rapid(chunk=2, least=1, question=2, sinks=1, joint=(5,), expander=Chain(2)),
+    "rapid": Rapid(chunk=2, least=1, question=1, sinks=1, joint=(2,), expander=Chain(2)),
     "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 3, 1),
     "switch": Switch((PromptLookup(length=3, min_ngram=1), ModelDrafter(DRAFT, Chain(2))), pool=0),
     "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),

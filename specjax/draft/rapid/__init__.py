@@ -103,6 +103,8 @@ class Rapid(TreeDrafter):
         from specjax import models  # flax is slow to import
         from specjax.models.paired import Paired
 
+        if any(not 0 <= token < target.vocab_size for token in self.joint):
+            raise ValueError(f"rapid: {self.joint}, a blank line, is outside the target's {target.vocab_size} tokens")
         if self.lm is not None:
             bound = dataclasses.replace(self, target=self.lm)
             bound._own.bind(target)

@@ -24,6 +24,7 @@ from specjax.search.astar import AStar as AStar
 from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
 from specjax.search.knn_lm import KnnLm as KnnLm
 from specjax.search.knn_lm import KnnWritten as KnnWritten

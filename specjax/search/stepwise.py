@@ -170,6 +170,7 @@ class Written:
       small_passes: the same for the small model, if there is one.
       steps: the steps of the text.
       score: the method's value of the whole text, or None.
+      error: what went wrong if `finish_reason` is error and it was not the logits.
     """
 
     prompt: Any
@@ -180,6 +181,7 @@ class Written:
     small_passes: int = 0
     steps: tuple[Step, ...] = ()
     score: float | None = None
+    error: str | None = None
 
     def __repr__(self) -> str:
         shown = self.text if self.text is not None else self.tokens

@@ -99,7 +99,7 @@ def _record(request: Request, own: Written) -> Record:
         tokens_per_step=round(len(own.tokens) / own.passes, 4) if own.passes else 0.0,
         id=request.id,
         line=request.line,
-        error="the model's logits were not finite (NaN or infinite)" if failed else None,
+        error=own.error or ("the model's logits were not finite (NaN or infinite)" if failed else None),
         sample=request.sample,
         score=own.score,
     )

@@ -58,6 +58,7 @@ SAID = {
     "spec_reason:small=tiny-draft,score=likelihood": decode.SpecReason("tiny-draft", score="likelihood"),
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
+    "verbalized:answers=3": decode.Verbalized(3),
     "ralm:documents=own.jsonl,ahead=os3,overlap=true": decode.Ralm("own.jsonl", ahead="os3", overlap=True),
     "ralm:documents=own.jsonl,ahead=2,separator=|": decode.Ralm("own.jsonl", ahead=2, separator="|"),
 }

@@ -21,6 +21,8 @@ from specjax.terminal import bad_input
 
 RECENT = 1024
 """Requests that stay in memory after they were asked for: more than a batch has rows."""
+TOGETHER = 256
+"""Requests that are sorted by domain: a record waits for those before it, and a killed job loses records that wait."""
 
 
 class Completer(Protocol):
@@ -160,17 +162,18 @@ class OnEngine:
         return self.whole.shapes.prefix
 
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
-        """See `Completer.turns`. Where drafts learn by domain, one domain's requests come after another's."""
+        """See `Completer.turns`. Where drafts learn by domain, one domain's requests of `TOGETHER` come after another's."""
         if not isinstance(self.engine, LearningEngine):
             yield from self._turns(left, on_text)
             return
-        domains: dict[str | None, list[int]] = {}
-        for index, item in enumerate(left):
-            domains.setdefault(cast(Request, self.whole.items[item]).domain, []).append(index)
-        for domain, places in domains.items():
-            self.engine.choose(domain)
-            said = None if on_text is None else lambda at, text, places=places: on_text(places[at], text)
-            yield from self._turns([left[place] for place in places], said)
+        for begin in range(0, len(left), TOGETHER):
+            domains: dict[str | None, list[int]] = {}
+            for place, item in enumerate(left[begin : begin + TOGETHER], begin):
+                domains.setdefault(cast(Request, self.whole.items[item]).domain, []).append(place)
+            for domain, places in domains.items():
+                self.engine.choose(domain)
+                said = None if on_text is None else lambda at, text, places=places: on_text(places[at], text)
+                yield from self._turns([left[place] for place in places], said)
 
     def _turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         requests, keys = self.whole.part(left)

@@ -64,7 +64,7 @@ def test_by_hand(drawn):
 
         def by_hand(eta, case=case):
             own = lambda q, token: np.eye(V)[token] if q is None else q
-            chance = lambda left, first, q, token: (moved(left, own(q, token), eta) / own(q, token))[token]
+            chance = lambda left, first, q, token: moved(left, own(q, token), eta)[token] / own(q, token)[token]
             residual = lambda left, q, token: left_over(left, own(q, token), eta)
             depth, node, left = down(case, chance, residual)
             with np.errstate(divide="ignore"):

@@ -97,7 +97,9 @@ class Verbalized(Stepwise):
             keys = keys_of_prompts([seed] * len(prompts), [encoded(model, prompt) for prompt in prompts], 1)
         asked = Asked.of([model], questions, max_new_tokens, seed, self.published(sampling), keys)
         found, parts = [], asked.parts(batch_size)
-        writer = Writer(model, len(parts[0].ids), asked, ()) if parts else None
+        if not parts:
+            return []
+        writer = Writer(model, len(parts[0].ids), asked, ())
         for part in parts:
             writer.enter(part)
             count = len(part.ids)

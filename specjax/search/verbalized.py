@@ -96,9 +96,16 @@ class Verbalized(Stepwise):
         if keys is None and questions is not prompts:  # those of the prompts as given, as in `generate`
             keys = keys_of_prompts([seed] * len(prompts), [encoded(model, prompt) for prompt in prompts], 1)
         asked = Asked.of([model], questions, max_new_tokens, seed, self.published(sampling), keys)
+<<<<<<< HEAD
         found, parts = [], asked.parts(batch_size)
         if not parts:
             return []
+=======
+        parts = asked.parts(batch_size)
+        if not parts:
+            return []
+        found: list[Written] = []
+>>>>>>> verbal
         writer = Writer(model, len(parts[0].ids), asked, ())
         for part in parts:
             writer.enter(part)
@@ -120,8 +127,8 @@ def _chosen(model: Any, reply: Written, key: np.ndarray) -> Written:
     steps = tuple(Step(words_of(model, text), text, score=chance) for text, chance in answers)
     weights = weights_of([chance for _, chance in answers])
     taken = steps[int(np.random.default_rng(key).choice(len(steps), p=weights))]
-    own = {"text": taken.text, "tokens": list(taken.tokens), "steps": steps, "score": taken.score}
-    return dataclasses.replace(reply, finish_reason="stop", **own)
+    reply = dataclasses.replace(reply, text=taken.text, tokens=list(taken.tokens), finish_reason="stop")
+    return dataclasses.replace(reply, steps=steps, score=taken.score)
 
 
 def weights_of(chances: Sequence[float | None]) -> np.ndarray:

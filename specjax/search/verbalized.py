@@ -96,16 +96,10 @@ class Verbalized(Stepwise):
         if keys is None and questions is not prompts:  # those of the prompts as given, as in `generate`
             keys = keys_of_prompts([seed] * len(prompts), [encoded(model, prompt) for prompt in prompts], 1)
         asked = Asked.of([model], questions, max_new_tokens, seed, self.published(sampling), keys)
-<<<<<<< HEAD
-        found, parts = [], asked.parts(batch_size)
-        if not parts:
-            return []
-=======
         parts = asked.parts(batch_size)
         if not parts:
             return []
         found: list[Written] = []
->>>>>>> verbal
         writer = Writer(model, len(parts[0].ids), asked, ())
         for part in parts:
             writer.enter(part)

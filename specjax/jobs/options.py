@@ -56,6 +56,7 @@ class FileOptions:
       input: a file of prompts, or `-`.
       output: a file for records, or `-`.
       learn: a folder for a draft model that learns while the job runs.
+      draft_mesh: the drafter's own mesh.
       unordered: whether records are written as they finish.
       format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
@@ -88,6 +89,11 @@ class FileOptions:
         None,
         "the draft model of --drafter learns from the target's corrections; the folder keeps it, and goes on",
         metavar="FOLDER",
+    )
+    draft_mesh: str | None = option(
+        None,
+        "the drafter has devices of its own, those that follow --mesh's, and drafts there while the target reads",
+        metavar="AXIS=N,...",
     )
     unordered: bool = option(False, "write records as they finish, not in the order of --input")
     format: str | None = option(
@@ -129,14 +135,4 @@ class FileOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions, ModelOptions):
-    """All options of `specjax generate`.
-
-    Attributes:
-      draft_mesh: the drafter's own mesh.
-    """
-
-    draft_mesh: str | None = option(
-        None,
-        "the drafter has devices of its own, those that follow --mesh's, and drafts there while the target reads",
-        metavar="AXIS=N,...",
-    )
+    """All options of `specjax generate`."""

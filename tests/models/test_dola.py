@@ -82,7 +82,7 @@ def test_refused():
     for layers in ([3], [], "middle"):
         with pytest.raises(ValueError, match="dola_layers must be low, high or counts of layers"):
             Engine(model, decode=Plain(steer=LayerContrast(layers)))
-    with pytest.raises(ValueError, match="steer is one of guidance, contrastive, dola as an object or a line"):
+    with pytest.raises(ValueError, match="steer is one of guidance, contrastive, dola, scmoe as an object or a line"):
         Engine(model, Plain(steer=("guidance", "dola")))
 
 

@@ -43,7 +43,7 @@ SUBSTITUTES = (
     ("verifiers-*", "STUDENT", "tiny-draft"),
     ("verifiers-*", "TEACHER", "tiny"),
     ("which-*", "MODEL", "tiny"),
-    ("meshes-3", "model=4", "model=8"),
+    ("meshes-5", "model=4", "model=8"),
     ("models-*", "model=1", "model=8"),
     ("folders-*", "model=1", "model=8"),
     ("folders-*", "/tmp/", ""),

@@ -127,13 +127,13 @@ def test_a_prompt_that_stays_whole_is_drafted_right():
     for other in (SHORT, Rapid(DRAFT, 4, 8, question=3, expander=Chain(3))):
         got, state = complete(other, ROWS, model=params("draft-chain" if other.needs_params else "rapid"))
         assert got == plain(ROWS) and state.stats.steps.sum() > 12
-    few, state = complete(dataclasses.replace(whole, least=40, new=8), ROWS, model=params("rapid"))
-    assert few == plain(ROWS) and state.stats.steps[2] > 4 and state.draft.model.length.max() <= 35 + 4 + 8
+    few, state = complete(dataclasses.replace(whole, least=32, new=1, joint=()), ROWS, model=params("rapid"))
+    assert few == plain(ROWS) and state.stats.steps[2] > 4 and state.draft.model.length.max() <= 1 + 32 + 3 + 1
 
 
 @pytest.mark.slow
 def test_a_target_that_forgets_drafts_from_all_of_the_short_text():
-    target = dataclasses.replace(TARGET, old=EMS(budget=8), ahead=64)
+    target = dataclasses.replace(TARGET, old=EMS(4, 4, budget=64), ahead=64)
     bound = SHORT.bind(target)
     assert bound.target.old is None and bound.target.ahead is None and not bound.needs_params
     decoder = specjax.speculative(target, dataclasses.replace(SHORT, least=4096))

@@ -161,7 +161,8 @@ class Rapid(TreeDrafter):
         most = jnp.minimum(end, self._slots(view.tokens.shape[1]))
         left = lambda own: jnp.where(view.live, most - own.model.length, 0)
         broad = min(draft.text.shape[1], WIDEST)
-        read = lambda own: self._read(params, own, view, broad, jnp.clip(left(own), 0, broad), Wants())[0]
+        # the last token is left for the pass that drafts
+        read = lambda own: self._read(params, own, view, broad, jnp.clip(left(own) - 1, 0, broad), Wants())[0]
         draft = jax.lax.while_loop(lambda own: jnp.any(left(own) > width), read, draft)
         count = left(draft)
         draft, output = self._read(params, draft, view, width, count, Wants(final=True))

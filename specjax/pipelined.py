@@ -17,7 +17,7 @@ from specjax.about import abouts
 from specjax.draft.ahead import Ahead
 from specjax.draft.base import Chunk, Drafter, Proposal, of_inner
 from specjax.draft.none import NoDrafter
-from specjax.lm import LM, BaseLM, Block, Output, Partial, Wants
+from specjax.lm import LM, BaseLM, Block, Output, Partial, Wants, dtype_of
 from specjax.pretty import Pretty
 from specjax.prompts import Prompts
 from specjax.settings import settled
@@ -251,8 +251,7 @@ class Judging(Speculative):
         count, collects = prompts.tokens.shape[0], self.drafter.prefill_wants != Wants()
         relay = dataclasses.replace(cast(Relay, self.drafter), collects=collects)
         reader = dataclasses.replace(self, drafter=relay)
-        dtype = jax.tree.leaves(state.cache)[0].dtype
-        few = reader.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
+        few = reader.empty(params, count, state.tokens.shape[1], dtype_of(state.cache), state.eos.shape[1])
         with under(self.mesh):
             few = reader.prefill(params, decoding.formed(reader, few, prompts.sampling.form), prompts)
             handed = few.draft if collects else Output(None)
@@ -308,15 +307,12 @@ class Pipelined(Speculative):
         judging = {name: params[name] for name in ("target", "verify") if name in params}
         return judging, {"target": params["beside"], "draft": params.get("draft")}
 
-    def _to(self, mesh: Any, tree: PyTree) -> PyTree:
-        return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-
     def hosted_empty(self, params, batch, capacity, cache_dtype=None, eos_width=1, form=decoding.USUAL):
         """See `Decoder.empty`."""
         judging, drafting = self._split(params)
         more = batch, capacity, cache_dtype, eos_width, form
         state = decoding.empty(self.judging, judging | {"draft": None}, *more)
-        cache_dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
+        cache_dtype = cache_dtype or dtype_of(params["target"])
         return dataclasses.replace(
             state, draft=decoding.empty(self.drafting, drafting, batch, capacity, cache_dtype, *more[3:])
         )
@@ -324,11 +320,11 @@ class Pipelined(Speculative):
     def hosted_insert(self, params, state, rows, prompts, prefix=None):
         """See `Decoder.insert`."""
         judging, drafting = self._split(params)
-        own = self._to(self.mesh, (rows, prompts))
+        own = _on(self.mesh, (rows, prompts))
         side, state = state.draft, dataclasses.replace(state, draft=())
         state, handed = _entered(self.judging, judging | {"draft": None}, state, *own)
-        drafting["handed"] = self._to(self.draft_mesh, handed)
-        there = self._to(self.draft_mesh, (rows, prompts))
+        drafting["handed"] = _on(self.draft_mesh, handed)
+        there = _on(self.draft_mesh, (rows, prompts))
         side = decoding.insert_program(self.drafting, drafting, side, *there)
         return dataclasses.replace(state, draft=side)
 
@@ -364,17 +360,22 @@ class Pipelined(Speculative):
         side, state = state.draft, dataclasses.replace(state, draft=())
         if isinstance(self.drafter, Ahead):
             tree = _known(self.drafting, drafting, side)
-            there, first, partial = self._to(self.mesh, tree), None, None
+            there, first, partial = _on(self.mesh, tree), None, None
             if self.drafter.target_guesses:
                 first, partial = _guessed(self.judging, judging, state, there)
-                first = self._to(self.draft_mesh, first)
+                first = _on(self.draft_mesh, first)
             side, proposal = _ahead(self.drafting, drafting, side, tree, first), Proposal(tree, ())
         else:
             side, proposal = _drafted(self.drafting, drafting, side)
-            there, partial = self._to(self.mesh, proposal.tree), None
+            there, partial = _on(self.mesh, proposal.tree), None
         state, info, told, count = _judged(self.judging, judging | {"draft": (there, partial)}, state)
-        side = _followed(self.drafting, drafting, side, proposal, self._to(self.draft_mesh, told))
+        side = _followed(self.drafting, drafting, side, proposal, _on(self.draft_mesh, told))
         return dataclasses.replace(state, draft=side), info, count
+
+
+def _on(mesh: Any, tree: PyTree) -> PyTree:
+    """A copy on every device of a mesh."""
+    return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
 
 _entered = jax.jit(Judging.entered, static_argnums=0, donate_argnums=2)
@@ -416,7 +417,7 @@ def pipelined(decoder: Speculative, params: PyTree, draft_mesh: jax.sharding.Mes
         raise ValueError(_refusal(name, str(error))) from error
     drafter = made.drafter.param_shardings(draft_mesh, params["draft"]) if params.get("draft") is not None else None
     moved = params if drafter is None else params | {"draft": jax.device_put(params["draft"], drafter)}
-    return made, {**moved, "beside": made._to(draft_mesh, beside)}
+    return made, {**moved, "beside": _on(draft_mesh, beside)}
 
 
 def _refusal(name: str, why: str) -> str:
@@ -448,7 +449,7 @@ def _traces(made: Pipelined, params: PyTree) -> list[Any]:
     state = jax.eval_shape(
         lambda target: dataclasses.replace(judging.empty(both(target), 1, 512), draft=()), params["target"]
     )
-    make = lambda target: drafting.empty(own(target), 1, 512, dtype_of_params(target))
+    make = lambda target: drafting.empty(own(target), 1, 512, dtype_of(target))
     found, side = [jax.make_jaxpr(make)(params["target"])], jax.eval_shape(make, params["target"])
     block = jax.eval_shape(lambda: _block(1, 16))
     chunk = jax.eval_shape(lambda block: Chunk(block, block.tokens > 0, block.tokens), block)
@@ -477,8 +478,3 @@ def _traces(made: Pipelined, params: PyTree) -> list[Any]:
     follow = lambda target, *given: drafting.followed(own(target), *given)
     found.append(jax.make_jaxpr(follow)(params["target"], side, proposal, told))
     return found
-
-
-def dtype_of_params(params: PyTree) -> Any:
-    """The type of a model's parameters."""
-    return jax.tree.leaves(params)[0].dtype

@@ -166,9 +166,10 @@ class OnEngine:
         if not isinstance(self.engine, LearningEngine):
             yield from self._turns(left, on_text)
             return
-        for begin in range(0, len(left), TOGETHER):
+        together = TOGETHER if len(self.engine.domains) > 1 else max(len(left), 1)
+        for begin in range(0, len(left), together):
             domains: dict[str | None, list[int]] = {}
-            for place, item in enumerate(left[begin : begin + TOGETHER], begin):
+            for place, item in enumerate(left[begin : begin + together], begin):
                 domains.setdefault(cast(Request, self.whole.items[item]).domain, []).append(place)
             for domain, places in domains.items():
                 self.engine.choose(domain)

@@ -61,9 +61,6 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         with talking(options.verbose and first):
             engine = make_engine(options, len(given))
         items = make_items(options, engine, given)
-        domains = {item.domain: None for item in items if isinstance(item, Request)}
-        if isinstance(engine, LearningEngine):
-            engine.prepare(domains)
         completer = OnEngine(engine, options, Whole.of(options, engine, items))
         manifest = make_manifest(options, engine, given) if options.file or several else {}
         if several:
@@ -71,8 +68,6 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         output = _open(options, manifest, items) if first else None
     if first and (line := engine.left_out(options.of_prompts.given, items)):
         note(line)
-    if first and options.learn is None and any(domains):
-        note("lines have a domain, which only drafts that learn have a use for (--learn)")
     status = _write(options, completer, items, output, given) if first else follow(options, completer, items)
     if isinstance(engine, LearningEngine):
         engine.keep()

@@ -43,12 +43,14 @@ class LearningEngine(OnlineEngine):
     Attributes:
       folder: where; after `keep` it is a model that `draft:model=FOLDER` takes, and so is each domain's.
       domain: whose draft drafts and learns.
+      domains: of the job's texts, as `prepare` was told.
     """
 
     def __init__(self, folder: Path, model: Any, draft: Any, drafter: ModelDrafter, **options: Any):
         super().__init__(model, draft, drafter.expander, **options)
         self.folder, self._draft = folder, draft
         self.domain: str | None = None
+        self.domains: tuple[str | None, ...] = (None,)
         self._first = self.draft_params, jax.tree.map(jnp.copy, self._moments)
         self._others: dict[str | None, Lessons] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +62,8 @@ class LearningEngine(OnlineEngine):
         Raises:
           ValueError: if there are too many, or a folder holds another model or has learnt for another draft.
         """
-        named = [domain for domain in domains if domain is not None]
+        self.domains = tuple(domains)
+        named = [domain for domain in self.domains if domain is not None]
         if len(named) > MOST_DOMAINS:
             raise ValueError(
                 f"--learn keeps a draft for each of at most {MOST_DOMAINS} domains, and these lines have {len(named)}: "
@@ -68,7 +71,7 @@ class LearningEngine(OnlineEngine):
             )
         for domain in named:
             check_folder(self.folder / domain)
-        for domain in (*named, None):
+        for domain in self.domains:
             self.choose(domain)
 
     def choose(self, domain: str | None) -> None:
@@ -104,11 +107,9 @@ class LearningEngine(OnlineEngine):
         self.save(self._own_folder / LEARNT)
 
     def keep(self) -> None:
-        """Writes what was learnt, and the draft models in their own type; of domains, those with texts."""
-        for domain in sorted({*self._others, self.domain}, key=str):
+        """Writes what was learnt, and the draft models in their own type."""
+        for domain in self.domains:
             self.choose(domain)
-            if domain is None and len(self._others) > 0 and not (self.losses or self._buffer):
-                continue  # every text had a domain
             self._save()
             draft = self._draft
             models.save(

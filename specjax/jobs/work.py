@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ import jax
 
 from specjax import models
 from specjax.jobs import jsonl
-from specjax.jobs.learn import learning_engine
+from specjax.jobs.learn import LearningEngine, learning_engine
 from specjax.jobs.manifest import fingerprint, hash_json, hash_list, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
@@ -28,6 +28,7 @@ from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.serve.selecting import Chooser
 from specjax.serve.text import user_turn
 from specjax.sharding import distributed, make_mesh
+from specjax.terminal import note
 
 Value = TypeVar("Value")
 Fault = tuple[int | None, str | None]
@@ -97,8 +98,19 @@ def make_items(options: JobOptions, engine: Engine, given: Sequence[Any]) -> Seq
             engine.request(user_turn(prompt, options.chat), suffix=options.suffix, **defaults) for prompt in given
         ]
     else:
-        lines = (dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given)
-        items = kept(options, jsonl.to_requests(lines, engine, defaults), failure)
+        domains: dict[str | None, None] = {}
+
+        def lines() -> Iterator[jsonl.Line]:
+            for line in given:
+                if line.error is None:
+                    domains[line.domain] = None
+                yield dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat))
+
+        items = kept(options, jsonl.to_requests(lines(), engine, defaults), failure)
+        if isinstance(engine, LearningEngine):
+            engine.prepare(domains)
+        elif any(domains) and distributed.is_first():
+            note("lines have a domain, which only drafts that learn have a use for (--learn)")
     if (chooser := Chooser.of(options.select, options.num_return_sequences)) is not None:
         chooser.check(engine, (item for item in items if isinstance(item, Request)))
         return items

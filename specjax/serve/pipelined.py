@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from specjax.pipelined import pipelined
 from specjax.serve.disaggregated import disjoint
 from specjax.serve.engine import Engine
@@ -44,3 +46,10 @@ class PipelinedEngine(Engine):
           ValueError: always.
         """
         raise ValueError("a drafter on a mesh of its own reads every prompt as a whole: leave the shared prefix out")
+
+    def update(self, params: Any) -> None:
+        """See `Engine.update`; what the drafter reads of these parameters goes to its mesh."""
+        super().update(params)
+        moved = lambda old, new: None if old is None else jax.device_put(new, old.sharding)
+        beside = jax.tree.map(moved, self.params["beside"], params, is_leaf=lambda leaf: leaf is None)
+        self.params = {**self.params, "beside": beside}

@@ -57,7 +57,6 @@ class Chooser:
     def check(self, engine: Any, requests: Iterable[Request]) -> None:
         """Raises ValueError if there is nothing to choose from: for a search, for completions that are all alike, or for
         prompts without a text that a selection reads."""
-        requests = list(requests)
         if engine.searches:
             how = engine.decoder
             raise ValueError(f"{how.called} ranks its texts itself: leave select out, or decode otherwise")
@@ -67,10 +66,13 @@ class Chooser:
             raise ValueError(
                 f"{engine.model.name} has no tokenizer, and answers are compared as texts: leave select out"
             )
-        if any(not request.temperature for request in requests):
-            raise ValueError("completions of a greedy prompt are all the same: set a temperature, or leave select out")
-        if self.selection.reads_text and not all(_has_text(request) for request in requests):
-            raise ValueError("a scorer reads prompts as texts: give texts or chats, or leave select out")
+        for request in requests:
+            if not request.temperature:
+                raise ValueError(
+                    "completions of a greedy prompt are all the same: set a temperature, or leave select out"
+                )
+            if self.selection.reads_text and not _has_text(request):
+                raise ValueError("a scorer reads prompts as texts: give texts or chats, or leave select out")
 
     def shown(self, logprobs: bool) -> Choose:
         """A function from completions to the selected record, with its value as `score`.

@@ -88,7 +88,7 @@ def test_a_killed_job_goes_on_with_what_was_learnt(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_domain_has_its_own_draft(folders, tmp_path):
+def test_each_domain_has_its_own_draft(folders, tmp_path, capsys):
     """Its draft is the one that learns from its lines alone, in another job; lines without a domain have the folder's own."""
     lines = [json.loads(line) for line in folders[2].read_text().splitlines()] * 2
     kinds = [("code", None, "list-2")[i % 3] for i in range(len(lines))]
@@ -98,7 +98,10 @@ def test_each_domain_has_its_own_draft(folders, tmp_path):
     own = (*folders[:2], tmp_path / "mixed.jsonl")
     learn, output = tmp_path / "learn", tmp_path / "out.jsonl"
     assert cli.main(words(own, output, "--learn", learn)) == 0
+    useless = "lines have a domain, which only drafts that learn have a use for"
+    assert useless not in capsys.readouterr().err
     assert cli.main(words(own, tmp_path / "plain.jsonl")) == 0
+    assert useless in capsys.readouterr().err
     assert texts(output) == texts(tmp_path / "plain.jsonl")
     found = {kind: load_file(learn / (kind or "") / "learnt.safetensors") for kind in set(kinds)}
     for kind in ("code", "list-2"):

@@ -7,6 +7,7 @@ from support.compiled import optimised
 
 import specjax
 from specjax import Engine, models, pipelined
+from specjax.serve.disaggregated import disjoint
 from specjax.serve.pipelined import PipelinedEngine
 from specjax.sharding import make_mesh
 from specjax.verify import Rejection
@@ -81,6 +82,22 @@ def test_a_job_on_two_meshes():
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+def test_new_parameters_reach_the_other_mesh():
+    model = models.load("tiny", dtype="float32")
+    engine = PipelinedEngine(model, "eagle3", mesh="model=1", draft_mesh="model=1")
+    kept = [leaf is not None for leaf in jax.tree.leaves(engine.params["beside"], is_leaf=lambda leaf: leaf is None)]
+    engine.update(jax.tree.map(lambda x: 2 * x, model.params))
+    leaves = jax.tree.leaves(engine.params["beside"], is_leaf=lambda leaf: leaf is None)
+    assert any(kept) and [leaf is not None for leaf in leaves] == kept
+    for new, old in zip(leaves, jax.tree.leaves(model.params), strict=True):
+        assert new is None or (new == jax.device_put(2 * old, new.sharding)).all()
+    with pytest.raises(ValueError, match="reads every prompt as a whole: leave the shared prefix out"):
+        list(engine.run([engine.request([5, 6, 7])], shared_prefix=True))
+    with pytest.raises(ValueError, match="reads every prompt as a whole: leave the prefix cache out"):
+        PipelinedEngine(model, "pearl", mesh="model=1", draft_mesh="model=1", prefix_cache="64MB")
+
+
 @pytest.mark.parametrize(
     "name, why",
     [
@@ -95,6 +112,12 @@ def test_a_job_on_two_meshes():
 def test_drafters_that_need_their_target_are_refused(name, why):
     with pytest.raises(ValueError, match=why):
         on_two(name)
+
+
+def test_a_line_may_name_its_platform():
+    first, second = disjoint("cpu:model=2", "data=3", "draft_mesh")
+    assert [d.id for d in first.devices.flat] == [0, 1] and [d.id for d in second.devices.flat] == [2, 3, 4]
+    assert (first.shape["model"], second.shape["data"]) == (2, 3)
 
 
 def test_bad_meshes_are_said_in_one_line():

@@ -106,9 +106,8 @@ class Shortening:
         """Where the parts of shortened prompts stand: where the question begins `[B]`, each chunk's tokens `[B, N, C]`, the
         blank lines `[B, N + 1, J]` (-1: none), and the size of the whole `[B]`."""
         sizes, blank = real.sum(axis=2), len(self.joint)
-        before = jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[
-            :, :-1
-        ]  # the first chunk follows the first tokens
+        # nothing is left out between the first tokens and the first chunk
+        before = jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
         gap = chosen & ~before
         width = jnp.where(chosen, sizes + gap * blank, 0)
         starts = first[:, None] + jnp.cumsum(width, axis=1) - width

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specjax import decode, search
+
 ROOT = Path(__file__).parents[2]
 NAMES = {page.stem for page in (ROOT / "docs").rglob("*.md")} | {"conf", "site"}
 
@@ -36,3 +38,11 @@ def test_the_first_page_begins_as_the_readme():
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/index.md")]
     first, second = ("```".join(page.split("```")[:2]) for page in pages)
     assert first == second and "pip install -e . &&" in first and "So far it has been run on" in first
+
+
+def test_a_search_is_documented_once():
+    """`specjax.decode` names the searches too, and its page leaves to theirs what both have."""
+    page = (ROOT / "docs/api/generate.md").read_text()
+    named = page.split(":exclude-members:")[1].splitlines()[0].split(",")
+    both = {name for name in set(dir(decode)) & set(dir(search)) if not name.startswith("_")}
+    assert {name.strip() for name in named} == both

@@ -1,5 +1,6 @@
 """`python -m experiments.costs.jobs`: what refilling slots is worth where texts have different lengths, and with
-`--shared-prefix N` what it is worth to prefill N tokens that all prompts begin with once.
+`--shared-prefix N` what it is worth to prefill N tokens that all prompts begin with once. With `--groups G`, prompts begin
+with N tokens of G kinds in turn, and it is what a prefix cache of `--prefix-cache` is worth, empty before every round.
 
 The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and `--most` (256), drawn uniformly once, go
 through slots with refill, through static batches of as many rows, each of which waits for its longest text, and, where torch
@@ -44,6 +45,8 @@ class Ours:
       slots: rows.
       static: whether a batch ends before the next one begins.
       prefix: ids to prefill once.
+      known: the prefix cache's words on the last lap; empty without one.
+      spent: processor seconds of every lap, which other programs on the machine hardly change.
       occupancy: of the last lap: the share of row passes that served a running request.
     """
 
@@ -53,14 +56,22 @@ class Ours:
     static: bool
     prefix: tuple[int, ...] = ()
     occupancy: float = 0.0
+    known: str = ""
+    spent: list[float] = dataclasses.field(default_factory=list)
 
     def warm(self) -> None:
         """Compiles: one token of every prompt meets every prefill width."""
         self._run([dataclasses.replace(request, max_new_tokens=1) for request in self.requests])
 
     def lap(self) -> Lap:
-        began = time.perf_counter()
+        timing, cache = self.engine.timing, self.engine.prefix_cache
+        timing.prompt_tokens = timing.known_tokens = 0
+        if cache is not None:
+            cache.clear()
+        began, busy = time.perf_counter(), time.process_time()
         tokens = self._run(self.requests)
+        self.spent.append(time.process_time() - busy)
+        self.known = timing.known
         return Lap(tokens, time.perf_counter() - began)
 
     def _run(self, requests):
@@ -92,6 +103,8 @@ def compare(
     peer: bool,
     prefix: tuple[int, ...] = (),
     most: int = MOST,
+    groups: int = 1,
+    caching: Any = None,
 ) -> dict[str, Any]:
     """Tokens a second of all, that of the first over that of each, occupancy and whether texts agree.
 
@@ -103,18 +116,23 @@ def compare(
       peer: whether to run transformers too.
       prefix: ids to put before every prompt; the first contestant then prefills them once, the second every time.
       most: the most new tokens of a record.
+      groups: into how many kinds the prefix is cut, which stand before prompts in turn.
+      caching: an engine like the first with a prefix cache; the first contestant for several groups.
 
     Raises:
       ValueError: where a text would be longer than the model was made for.
     """
     counts = lengths(len(prompts), most)
-    ids = [[*prefix, *engine.encode(p)] if prefix else p for p in prompts]
+    kinds = [prefix[at * len(prefix) // groups : (at + 1) * len(prefix) // groups] for at in range(groups)]
+    ids = [[*kinds[i % groups], *engine.encode(p)] if prefix else p for i, p in enumerate(prompts)]
     requests = [engine.request(p, max_new_tokens=n) for p, n in zip(ids, counts, strict=True)]
     longest = max(len(r.ids) + r.max_new_tokens for r in requests)
     if longest > engine.max_length:
         raise ValueError(f"a text of {longest} tokens is longer than the {engine.max_length} of {engine.model.name}")
     contestants: dict[str, Any] = {"refill": Ours(engine, requests, slots, static=False)}
-    if prefix:
+    if caching is not None:
+        contestants = {"prefix cache": Ours(caching, requests, slots, static=False), **contestants}
+    elif prefix:
         contestants = {"shared": Ours(engine, requests, slots, static=False, prefix=prefix), **contestants}
     else:
         contestants["static"] = Ours(engine, requests, slots, static=True)
@@ -139,6 +157,8 @@ def compare(
                 "ratio": round(speed[first] / speed[name], 3),
                 "occupancy": round(c.occupancy, 4) if isinstance(c, Ours) else None,
                 "equal_texts": same(name),
+                "processor_seconds": round(statistics.median(c.spent), 2) if isinstance(c, Ours) else None,
+                "known": c.known if isinstance(c, Ours) else "",
             }
             for name, c in contestants.items()
         ],
@@ -156,6 +176,8 @@ class RefillOptions:
     most: int = option(MOST, "the most new tokens of a record", metavar="N", least=LEAST)
     slots: int = option(8, "rows decoded together", least=1)
     shared_prefix: int = option(0, "tokens before every prompt", metavar="N")
+    groups: int = option(1, "kinds of these tokens, in turn; for several, a prefix cache keeps them", least=1)
+    prefix_cache: str = option("64MB", "the size of the prefix cache", metavar="SIZE")
     repeats: int = option(3, "rounds", least=1)
     json: bool = option(False, "print one line of JSON")
 
@@ -175,19 +197,28 @@ def command(options: RefillOptions) -> int:
         model = models.load(options.model or DEFAULT_MODEL, adapter=options.adapter)
         plain = options.drafter or (None if model.masked else "none")
         engine = Engine(model, plain if model.masked else None, drafter=None if model.masked else plain)
+        caching = None
+        if options.groups > 1:
+            if not options.shared_prefix:
+                raise ValueError("--groups cuts up no prefix: give --shared-prefix too")
+            caching = Engine(model, drafter=plain, prefix_cache=options.prefix_cache)
         peer = importlib.util.find_spec("torch") is not None and model.masked is None
         prompts, prefix = heldout_functions(options.records), ()
         if options.shared_prefix:
             if model.masked:
                 engine.shared_prefix([])  # says why not
-            prefix = tuple(i for prompt in prompts for i in engine.encode(prompt))[: options.shared_prefix]
-            if len(prefix) < options.shared_prefix:
-                raise ValueError(f"{len(prompts)} prompts have {len(prefix)} tokens: fewer than --shared-prefix")
-        report = compare(engine, prompts, options.slots, options.repeats, peer, prefix, options.most)
+            tokens = options.shared_prefix * options.groups
+            prefix = tuple(i for prompt in prompts for i in engine.encode(prompt))[:tokens]
+            if len(prefix) < tokens:
+                raise ValueError(f"{len(prompts)} prompts have {len(prefix)} tokens: fewer than {tokens}")
+        report = compare(
+            engine, prompts, options.slots, options.repeats, peer, prefix, options.most, options.groups, caching
+        )
     if options.json:
         sys.stdout.write(jsonl.dumps(report) + "\n")
         return 0
-    behind = f" after {len(prefix)} shared tokens" if prefix else ""
+    kinds = f" of {options.groups} kinds" if options.groups > 1 else ""
+    behind = f" after {options.shared_prefix} shared tokens{kinds}" if prefix else ""
     first = report["rows"][0]["decoder"]
     drafter = "" if engine.model.masked else f", drafter {options.drafter or 'none'}"
     print(
@@ -196,9 +227,11 @@ def command(options: RefillOptions) -> int:
     )
     for row in report["rows"]:
         full = "" if row["occupancy"] is None else f", slots {row['occupancy']:.0%} full"
+        busy = "" if row["processor_seconds"] is None else f", {row['processor_seconds']} processor seconds"
         print(
             f"{row['decoder']:13}{row['tokens_per_second']:8.1f} tokens/s, {first} is {row['ratio']:.2f} times that"
-            f"{full}, {row['equal_texts']} of {report['records']} texts equal"
+            f"{full}, {row['equal_texts']} of {report['records']} texts equal{busy}"
+            + (f", {row['known']}" if row["known"] else "")
         )
     return 0
 

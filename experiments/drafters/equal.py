@@ -2,7 +2,8 @@
 
 python -m experiments.drafters.equal --work FOLDER [HEAD ...]
 
-Writes `equal.json`, `equal_greedy.json` and `equal_sampled.json`. A head whose run has ended is left as it is.
+Writes `equal.json`, `equal_greedy.json` and `equal_sampled.json`; rows of heads that are not named stay. A head whose run has
+ended is left as it is.
 """
 
 import argparse
@@ -27,7 +28,7 @@ TOGETHER = 6
 """Heads that a process measures."""
 PROBE = range(3, 13)
 """The updates that are timed before, to know how many fit."""
-BESIDES = {"hass": "eagle1:preset=hass"}
+BESIDES = {"hass": "eagle1:preset=hass", "dovetail": "dovetail", "dovetail_1": "dovetail:layers=1"}
 """Lines that the recipe of the shipped heads does not have."""
 
 
@@ -94,27 +95,41 @@ def measured(heads: list[dict[str, Any]], work: pathlib.Path, prompts: int, temp
     return [{**row, "decoder": head["head"]} for row, head in zip(rows, heads, strict=True)]  # no folders of a machine
 
 
+def placed(new: list[dict[str, Any]], old: list[dict[str, Any]], key: str, order: list[str]) -> list[dict[str, Any]]:
+    """New rows and those of other heads, in the recipe's order."""
+    rows = {row[key]: row for row in (*old, *new)}
+    return [rows[name] for name in order if name in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("heads", nargs="*", metavar="HEAD", help="of the recipe's, and hass (default: all)")
+    parser.add_argument(
+        "heads", nargs="*", metavar="HEAD", help="of the recipe's, hass, dovetail or dovetail_1 (default: all)"
+    )
     parser.add_argument("--work", type=pathlib.Path, required=True, help="data, checkpoints and heads")
     parser.add_argument("--prompts", type=int, default=20, help="questions of the measurement")
     args = parser.parse_args()
     config = tomllib.loads((HERE / "config.toml").read_text())
     args.work.mkdir(parents=True, exist_ok=True)
+    order, rows = list(heads(config)), []
+    if unknown := sorted({*args.heads} - {*order}):
+        parser.error(f"there is no head {unknown[0]!r}: choose of {', '.join(order)}")
     data = answered(args.work, config["data"]["questions"])
-    rows = []
     for name, own in heads(config).items():
         if not args.heads or name in args.heads:
             rows.append(trained(name, own, data, args.work))
             print(*rows[-1].values(), flush=True)
-    (HERE / "equal.json").write_text(json.dumps(rows, indent=1) + "\n")
+    files = {how: HERE / f"equal_{how}.json" for how in ("greedy", "sampled")}
+    made = HERE / "equal.json"
+    made.write_text(json.dumps(placed(rows, json.loads(made.read_text()), "head", order), indent=1) + "\n")
     for how, temperature in (("greedy", 0), ("sampled", 1)):
         found = [
-            measured(rows[at : at + TOGETHER], args.work, args.prompts, temperature)
+            row
             for at in range(0, len(rows), TOGETHER)
+            for row in measured(rows[at : at + TOGETHER], args.work, args.prompts, temperature)
         ]
-        (HERE / f"equal_{how}.json").write_text(json.dumps({"rows": [row for part in found for row in part]}) + "\n")
+        old = json.loads(files[how].read_text())["rows"]
+        files[how].write_text(json.dumps({"rows": placed(found, old, "decoder", order)}) + "\n")
 
 
 if __name__ == "__main__":

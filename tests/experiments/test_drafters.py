@@ -19,7 +19,7 @@ def test_the_page_says_what_the_reports_do():
 
 
 def test_all_heads_had_about_the_same_seconds():
-    """Every head of the recipe, and HASS: as many seconds as updates allow, and a claim beside."""
+    """Every head of the recipe, HASS and Dovetail: as many seconds as updates allow, and a claim beside."""
     rows = {row["head"]: row for row in json.loads((HERE / "equal.json").read_text())}
     assert rows.keys() == heads(tomllib.loads((HERE / "config.toml").read_text())).keys() == CLAIMS.keys()
     assert all(0.75 * SECONDS < row["seconds"] < 1.3 * SECONDS for row in rows.values())

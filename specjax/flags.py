@@ -9,8 +9,8 @@ WORDS = """\
 generate: -h --help prompts --chat --input --output --json --suffix --format --unordered --progress --page --metrics
     --strict --verbose --logprobs --prompt-logprobs --model --weights --mesh --dtype --adapter --longest --cache-dtype
     --reduce-dtype --decode --drafter --batch-size --draft-mesh --learn --num-return-sequences --select
-    --shared-prefix --prefix-cache --temperature --top-p --max-new-tokens --seed --stop --sampling --top-k
-    --constraint --ignore-eos --distributed --coordinator --num-processes --process-id --ray --ray-workers
+    --shared-prefix --prefix-cache --prefix-cache-file --temperature --top-p --max-new-tokens --seed --stop --sampling
+    --top-k --constraint --ignore-eos --distributed --coordinator --num-processes --process-id --ray --ray-workers
 score: -h --help --input --output --strict --model --weights --mesh --dtype --adapter --batch-size
 bench: -h --help suite --drafter --decode --peer --widen --compare --kind --alone --prompts --input --tasks --samples
     --model --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature

@@ -14,7 +14,7 @@ HELPS: dict[str, Help] = {
             "verbose logprobs prompt_logprobs",
             "the model": _MODEL,
             "how to decode": "decode drafter batch_size | draft_mesh learn num_return_sequences select "
-            "shared_prefix prefix_cache",
+            "shared_prefix prefix_cache prefix_cache_file",
             "how a prompt is completed": "temperature top_p max_new_tokens seed stop sampling | top_k constraint ignore_eos",
             "many processes": _HOSTS,
         },

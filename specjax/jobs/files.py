@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO, Protocol
@@ -10,8 +10,6 @@ from typing import BinaryIO, Protocol
 from specjax.jobs import batch_api, gzipped, jsonl, parquet, shards, tarred, urls
 from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check, manifest_path
-from specjax.jobs.page import check as check_page
-from specjax.jobs.page import file_of
 from specjax.jobs.spool import Spool
 from specjax.jobs.work import FromLines, kept
 from specjax.models.remote import is_url
@@ -95,17 +93,21 @@ def check_output(output: str, source: str | None, form: str | None = None) -> No
         raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
 
 
-def check_beside(
-    page: str | None, metrics: str | None, output: str | None, source: str | None, form: str | None
-) -> None:
-    """Raises ValueError if a job's page or its measures would be one of its other files, or cannot be written."""
-    check_page(page, metrics)
+def check_beside(beside: Mapping[str, str | None], output: str | None, source: str | None, form: str | None) -> None:
+    """Raises ValueError if a file that a job writes beside its records would be one of its other files.
+
+    Args:
+      beside: files, by the options that name them.
+      output: see `check_output`.
+      source: see `check_output`.
+      form: see `check_output`.
+    """
     taken = {} if source is None or source == PIPE or is_url(source) else {source: "the --input file"}
     if output is not None and not is_url(output):
         own = journal(output, form)
         taken |= {own: "the job's records", output: "the --output file", str(manifest_path(own)): "the job's manifest"}
     real = {os.path.realpath(path): what for path, what in taken.items()}
-    for name, path in (("--page", page), ("--metrics", file_of(metrics))):
+    for name, path in beside.items():
         if path is None:
             continue
         if (what := real.get(os.path.realpath(path))) is not None:

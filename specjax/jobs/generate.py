@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ from specjax.jobs.files import check_beside, check_output, finish, journal, pack
 from specjax.jobs.learn import LearningEngine, check_learns
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output
+from specjax.jobs.page import check as check_page
+from specjax.jobs.page import file_of
 from specjax.jobs.run import complete, follow
 from specjax.jobs.work import identity_of, make_engine, make_items, make_manifest
 from specjax.models import DEFAULT_MODEL
 from specjax.models.remote import is_url
-from specjax.serve.engine import SHORTEST_PREFIX
+from specjax.serve import prefix_file
+from specjax.serve.engine import SHORTEST_PREFIX, Engine
 from specjax.serve.options import check_least
 from specjax.serve.request import Request
 from specjax.sharding.distributed import from_first
@@ -35,6 +39,8 @@ def command(options: JobOptions) -> int:
             check_learns(options)
         if options.draft_mesh is not None:
             _check_draft_mesh(options)
+        if options.prefix_cache_file is not None:
+            _check_prefix_file(options)
     if options.ray is not None:
         return _on_ray(options)
     if several:
@@ -52,6 +58,32 @@ def _check_draft_mesh(options: JobOptions) -> None:
         raise ValueError("--draft-mesh takes the devices that follow those of --mesh: give --mesh too, such as model=1")
 
 
+def _check_prefix_file(options: JobOptions) -> None:
+    """Raises ValueError if a job has no prefix cache for its file, or the file cannot be written."""
+    file = options.prefix_cache_file or ""
+    if options.prefix_cache is None:
+        raise ValueError("--prefix-cache-file is for a prefix cache: give its size too, such as --prefix-cache 256MB")
+    if options.ray is not None or options.distributed or options.coordinator is not None:
+        raise ValueError(
+            "--prefix-cache-file is for a job of one process: leave --ray, --distributed and --coordinator out"
+        )
+    if options.learn is not None:
+        raise ValueError(
+            "--learn changes the draft model, and what it has read: leave --prefix-cache-file or --learn out"
+        )
+    if not Path(file).parent.is_dir():
+        raise ValueError(f"--prefix-cache-file {file!r}: there is no such folder")
+
+
+def _keep_prefixes(options: JobOptions, engine: Engine) -> None:
+    """Writes the prefix cache to its file. Where that fails, the texts are written nevertheless."""
+    if options.prefix_cache_file is not None and engine.prefix_cache is not None:
+        try:
+            prefix_file.save(engine.prefix_cache, options.prefix_cache_file)
+        except OSError as error:
+            complain(f"cannot write the prefix cache to {options.prefix_cache_file!r}: {error}")
+
+
 def _here(options: JobOptions, several: bool = False, first: bool = True) -> int:
     with bad_input():
         given = _read(options, first)
@@ -60,6 +92,8 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
             hosts.check_same({**same, "--input" if options.input else "prompt": identity_of(given)})
         with talking(options.verbose and first):
             engine = make_engine(options, len(given))
+            if options.prefix_cache_file is not None and Path(options.prefix_cache_file).exists():
+                prefix_file.load(engine, options.prefix_cache_file)
         items = make_items(options, engine, given)
         completer = OnEngine(engine, options, Whole.of(options, engine, items))
         manifest = make_manifest(options, engine, given) if options.file or several else {}
@@ -71,6 +105,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
     status = _write(options, completer, items, output, given) if first else follow(options, completer, items)
     if isinstance(engine, LearningEngine):
         engine.keep()
+    _keep_prefixes(options, engine)
     return int(from_first(np.asarray(status, np.int32)))  # writing a table may take longer than JAX waits at its end
 
 
@@ -137,7 +172,10 @@ def _read(options: JobOptions, first: bool) -> Sequence[Any]:
             raise ValueError("with --format openai and --logprobs, tokens are shown as text, which --ray does not know")
         form = batch_api.BatchForm(1 if options.select else options.num_return_sequences, options.logprobs)
     if first:
-        check_beside(options.page, options.metrics, options.file, options.input, options.format)
+        check_page(options.page, options.metrics)
+        beside = {"--page": options.page, "--metrics": file_of(options.metrics)}
+        beside["--prefix-cache-file"] = options.prefix_cache_file
+        check_beside(beside, options.file, options.input, options.format)
     if options.file and first:
         check_output(options.file, options.input, options.format)
     if options.input:

@@ -57,6 +57,7 @@ class FileOptions:
       output: a file for records, or `-`.
       learn: a folder for a draft model that learns while the job runs.
       draft_mesh: the drafter's own mesh.
+      prefix_cache_file: a file with which the prefix cache begins, if it exists, and to which it is written at the end.
       unordered: whether records are written as they finish.
       format: the form of lines and records; None: the package's own.
       progress: whether to report progress on stderr now and then.
@@ -94,6 +95,9 @@ class FileOptions:
         None,
         "the drafter has devices of its own, those that follow --mesh's, and drafts there while the target reads",
         metavar="AXIS=N,...",
+    )
+    prefix_cache_file: str | None = option(
+        None, "begin --prefix-cache with what this file has of read prompts, and write it at the end", metavar="FILE"
     )
     unordered: bool = option(False, "write records as they finish, not in the order of --input")
     format: str | None = option(

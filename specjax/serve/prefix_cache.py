@@ -117,6 +117,25 @@ class Tree:
             self._order.move_to_end(node)
         return new
 
+    def entries(self) -> tuple[list[int], list[bytes], list[int]]:
+        """The place, the key and the block before it of every block, those that were used last first. So no block comes
+        before the one that it continues, which -1 stands for where it is the root."""
+        nodes = list(reversed(self._order))
+        at = {id(self.root): -1} | {id(node): i for i, node in enumerate(nodes)}
+        return [node.place for node in nodes], [node.key for node in nodes], [at[id(node.before)] for node in nodes]
+
+    def fill(self, keys: Sequence[bytes], before: Sequence[int]) -> None:
+        """Forgets all blocks, and has these at the places 1, 2 and so on; see `entries`."""
+        places = len(self._free) + len(self._order)
+        self.root.after.clear()
+        nodes: list[Node] = []
+        for i, (key, at) in enumerate(zip(keys, before, strict=True)):
+            parent = self.root if at < 0 else nodes[at]
+            nodes.append(Node(i + 1, key, parent))
+            parent.after[key] = nodes[-1]
+        self._order = collections.OrderedDict.fromkeys(reversed(nodes))
+        self._free = list(range(places, len(nodes), -1))
+
 
 def keys_of_blocks(ids: Sequence[int], size: int) -> list[bytes]:
     """The keys of a prompt's whole blocks. The last token is not read, and a drafter's part of a block depends on the
@@ -302,6 +321,8 @@ class PrefixCache:
     Attributes:
       requests: how many prompts were asked for.
       hits: how many of them began with a known block.
+      tree: which blocks it has.
+      pool: what it has of them, leaves `[N, ...]`; empty before the first prompt.
 
     Raises:
       ValueError: for a size or a block that is none.
@@ -340,17 +361,17 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """How many blocks it holds."""
-        return len(self._tree) if self._tree is not None else 0
+        return len(self.tree)
 
     @property
     def evicted(self) -> int:
         """How many blocks went to make room, since it began."""
-        return self._tree.evicted if self._tree is not None else 0
+        return self.tree.evicted
 
     def clear(self) -> None:
         """Forgets everything that was read, and gives its memory back."""
-        self._tree: Tree | None = None
-        self._pool: list[jax.Array] = []
+        self.tree = Tree(1)
+        self.pool: list[jax.Array] = []
         self._shapes: list[jax.ShapeDtypeStruct] = []
 
     def take(self, decoder: Any, params: PyTree) -> None:
@@ -389,20 +410,19 @@ class PrefixCache:
             )
         return self.size // size
 
-    def read(self, slots: Slots, state: Any, request: Request, timing: Timing) -> tuple[Any, Prefix]:
+    def read(self, decoder: Any, params: PyTree, state: Any, ids: Sequence[int], timing: Timing) -> tuple[Any, Prefix]:
         """The state of B rows, and a row with a prompt that has been read, for an insert of the whole prompt.
 
         Args:
-          slots: the rows.
-          state: their state, which is donated; the part that the rows share learns from what is read.
-          request: whose prompt is read.
+          decoder: the engine's.
+          params: its parameters.
+          state: the rows' state, which is donated; the part that the rows share learns from what is read.
+          ids: the prompt.
           timing: counts tokens.
         """
-        decoder, params, ids = slots.served.decoder, slots.served.params, request.ids
-        state, layout, structure = self._ready(slots, state)
-        assert self._tree is not None
+        state, layout, structure = self._ready(decoder, params, state)
         size, keys = self.block, keys_of_blocks(ids, self.block)
-        path = self._tree.path(keys)
+        path = self.tree.path(keys)
         self.requests, self.hits = self.requests + 1, self.hits + bool(path)
         timing.prompt_tokens += len(ids) - 1
         timing.known_tokens += len(path) * size
@@ -411,14 +431,14 @@ class PrefixCache:
         places = np.zeros(layout.capacity // size, np.int32)
         places[: len(path)] = [node.place for node in path]
         last = np.int32(path[-1].place if path else 0)
-        row = known_row(decoder, layout, structure, self._pool, *jax.device_put((tokens, places, last)))
-        nowhere = self._pool[0].shape[0]
+        row = known_row(decoder, layout, structure, self.pool, *jax.device_put((tokens, places, last)))
+        nowhere = self.pool[0].shape[0]
         for i in range(len(path), len(keys)):
             # once a block finds no room, neither do those after it
-            node = self._tree.add(path, keys[i]) if len(path) == i else None
+            node = self.tree.add(path, keys[i]) if len(path) == i else None
             path += [] if node is None else [node]
             where = jax.device_put((np.int32(i * size), np.int32(len(ids)), np.int32(node.place if node else nowhere)))
-            state, self._pool, row = read_block(decoder, layout, params, state, self._pool, row, *where)
+            state, self.pool, row = read_block(decoder, layout, params, state, self.pool, row, *where)
         begin = len(keys) * size
         if rest := len(ids) - 1 - begin:
             width = min(next(width for width in PREFILL_WIDTHS if width >= rest), layout.capacity - begin)
@@ -427,9 +447,8 @@ class PrefixCache:
             )
         return state, row
 
-    def _ready(self, slots: Slots, state: Any) -> tuple[Any, Layout, Any]:
+    def _ready(self, decoder: Any, params: PyTree, state: Any) -> tuple[Any, Layout, Any]:
         """The state, the layout of its rows and their structure; the pool has room for them."""
-        decoder, params = slots.served.decoder, slots.served.params
         if params["target"] is not self._target:  # what it has is of other parameters
             self.clear()
             self._target = params["target"]
@@ -448,7 +467,7 @@ class PrefixCache:
         places = self._places(layout.shapes(row))
         self.clear()
         self._shapes = layout.shapes(row)
-        self._tree, self._pool = Tree(places), empty_pool(decoder, layout, places, row)
+        self.tree, self.pool = Tree(places), empty_pool(decoder, layout, places, row)
 
 
 def _blank(decoder: Any, capacity: int, params: PyTree) -> Prefix:
@@ -481,7 +500,7 @@ class Reader:
         """See `Slots.insert`."""
         served = slots.served
         for row, request, key in zip(rows, requests, keys, strict=True):
-            state, read = self.cache.read(slots, state, request, self.timing)
+            state, read = self.cache.read(served.decoder, served.params, state, request.ids, self.timing)
             prompts = slots.prompts([request], key[None], read.length, self.cache.block)
             state = decoding.insert(served.decoder, served.params, state, np.asarray([row]), prompts, prefix=read)
         return state

@@ -17,7 +17,7 @@ from specjax.decode import Diffusion, Speculate
 from specjax.draft import Eagle, ModelDrafter
 from specjax.expand import Chain
 from specjax.models import LlamaLM, Masked, llama_config
-from specjax.serve import prefix_cache
+from specjax.serve import prefix_cache, prefix_file
 from specjax.serve.disaggregated import DisaggregatedEngine
 from specjax.serve.engine import Engine
 from specjax.serve.prefix_cache import PrefixCache, Tree, keys_of_blocks
@@ -73,7 +73,7 @@ def same(name, model, **options):
     assert engine.timing.prompt_tokens == 2 * sum(len(p) - 1 for p in PROMPTS)
     blocks, known = len(cache), engine.timing.known_tokens
     assert written(engine) == want and len(cache) == blocks and cache.hits == 26
-    need = LARGE // len(cache._pool[0])
+    need = LARGE // len(cache.pool[0])
     small = PrefixCache(6 * need, BLOCK)
     engine = Engine(model, drafter=drafter_of(name, model), prefix_cache=small, **options)
     assert written(engine) == want
@@ -186,9 +186,59 @@ def test_a_job_with_any_size_writes_the_same_bytes(tmp_path, capsys):
     assert status == 0 and f"{known} of {sum(map(len, prompts)) - 6} prompt tokens known" in err
     whole = output.read_bytes()
     output.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
-    assert run("--prefix-cache", "2MiB")[0] == 0 and output.read_bytes() == whole
+    kept = ("--prefix-cache-file", tmp_path / "prefixes")
+    assert run("--prefix-cache", "2MiB", *kept)[0] == 0 and output.read_bytes() == whole
+    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    status, err = run("--prefix-cache", "1MB", *kept)
+    assert status == 0 and output.read_bytes() == whole and "384 of" in err
     status, err = run()
     assert status == 2 and "decoding prefix_cache (true there, not given here)" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft", "eagle1"])
+def test_a_file_gives_a_later_engine_what_was_read(name, tmp_path):
+    """Everything, or as much as a smaller cache has room for; a path of blocks is whole."""
+    model, file = toy(LlamaLM(CONFIG)), tmp_path / "prefixes"
+    made = lambda size: Engine(model, drafter=drafter_of(name, model), prefix_cache=PrefixCache(size, BLOCK))
+    first, second = made(LARGE), made(LARGE)
+    want = written(first)
+    prefix_file.save(first.prefix_cache, file)
+    assert prefix_file.load(second, file) == len(first.prefix_cache) == len(second.prefix_cache) > 4
+    assert second.prefix_cache.requests == 0 and written(second) == want
+    assert second.prefix_cache.hits == 14 and not second.prefix_cache.evicted
+    again = tmp_path / "again"
+    prefix_file.save(second.prefix_cache, again)
+    assert prefix_file.load(first, again) == len(second.prefix_cache) and written(first) == want
+    room = 5 * (LARGE // len(first.prefix_cache.pool[0]))
+    small = made(room)
+    assert prefix_file.load(small, file) == 4 and len(small.prefix_cache) == 4
+    assert written(small) == want and small.timing.known_tokens
+
+
+@pytest.mark.slow
+def test_a_file_of_something_else_is_refused(tmp_path):
+    model, file = toy(LlamaLM(CONFIG)), tmp_path / "prefixes"
+    engine = Engine(model, drafter="none", prefix_cache=PrefixCache(LARGE, BLOCK))
+    prefix_file.save(engine.prefix_cache, file)
+    assert not file.exists()  # nothing was read
+    written(engine)
+    prefix_file.save(engine.prefix_cache, file)
+    changed = dataclasses.replace(model, params=jax.tree.map(lambda x: 1.01 * x, model.params))
+    for other, drafter, block, why in (
+        (changed, "none", BLOCK, "of another model, drafter or device"),
+        (model, "draft", BLOCK, "of another model, drafter or device"),
+        (model, "none", 32, "has blocks of 16 tokens, and this prefix cache has blocks of 32"),
+    ):
+        own = Engine(other, drafter=drafter_of(drafter, other), prefix_cache=PrefixCache(LARGE, block))
+        with pytest.raises(ValueError, match=why):
+            prefix_file.load(own, file)
+        assert len(own.prefix_cache) == 0
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="cannot read a prefix cache from"):
+        prefix_file.load(engine, file)
+    with pytest.raises(ValueError, match="this engine has no prefix cache"):
+        prefix_file.load(Engine(model, drafter="none"), file)
 
 
 def test_wrong_sizes_and_engines_are_said_in_one_line(capsys):
@@ -222,5 +272,21 @@ def test_wrong_sizes_and_engines_are_said_in_one_line(capsys):
         DisaggregatedEngine(model, mesh="model=1", prefill_mesh="model=1", prefix_cache=LARGE)
     assert cli.main(["generate", "--prefix-cache", "lots", "a"]) == 2
     assert "--prefix-cache 'lots' is not a size" in capsys.readouterr().err
+    for words, why in (
+        ((), "for a prefix cache: give its size too"),
+        (
+            ("--prefix-cache", "1MB", "--ray", "auto", "--input", __file__, "--output", "out.jsonl"),
+            "for a job of one process",
+        ),
+        (("--prefix-cache", "1MB", "--drafter", "draft", "--learn", "x"), "leave --prefix-cache-file or --learn out"),
+        (
+            ("--prefix-cache", "1MB", "--output", "no-folder.jsonl", "--input", __file__),
+            "must not be the --output file",
+        ),
+        (("--prefix-cache", "1MB"), "there is no such folder"),
+    ):
+        file = "no-folder.jsonl" if "--output" in words else "no/folder/prefixes"
+        assert cli.main(["generate", "--prefix-cache-file", file, *words, *([] if "--input" in words else ["a"])]) == 2
+        assert why in capsys.readouterr().err
     assert cli.main(["generate", "--prefix-cache", "1MB", "--shared-prefix", "a"]) == 2
     assert "give it or a shared prefix, not both" in capsys.readouterr().err

@@ -156,8 +156,9 @@ class Beside:
             raise ValueError("requests that come are heard by one process, and these are several: run it in one")
         if not requests:
             raise ValueError("a job needs at least one request; without a job, Engine.generate answers those that come")
-        given: dict[str, Any] = {"temperature": 1.0} if sampling is None else sampling.given
-        like = engine.request([0], **{**given, "max_new_tokens": max(longest - 1, 1)})
+        options: dict[str, Any] = {"temperature": 1.0} if sampling is None else dict(sampling.given)
+        options["max_new_tokens"] = max(longest - 1, 1)
+        like = engine.request([0], **options)
         self.engine = engine
         self.needs = dataclasses.replace(needs_of([*requests, like]), brief=False)
         self.capacity = engine.capacity([*requests, like])

@@ -27,7 +27,7 @@ HELPS: dict[str, Help] = {
         {
             "texts and scores": "input output | strict",
             "the model": _MODEL,
-            "how texts are read": "batch_size",
+            "how texts are read": "batch_size samples",
         },
         (
             "specjax score --input pairs.jsonl",

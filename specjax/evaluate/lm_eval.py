@@ -8,7 +8,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -20,6 +20,7 @@ from specjax.sampling_fields import SamplingFields
 from specjax.serve.engine import Engine
 from specjax.serve.request import Request
 from specjax.serve.score import Pair, Scorer
+from specjax.serve.scorers import scorer_of
 from specjax.serve.slots import in_order
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class SpecjaxLM(TemplateLM):
       batch_size: rows read or decoded together.
       max_gen_toks: the limit of new tokens if a task sets none.
       seed: the seed of tasks that sample.
+      samples: masks of a text, see `specjax.score`.
       max_batch_size: passed by the harness; ignored.
       device: passed by the harness; ignored, since JAX or `mesh` chooses.
       **options: options of `Engine`, such as `decode`, `drafter`, `dtype` and `mesh`.
@@ -50,6 +52,7 @@ class SpecjaxLM(TemplateLM):
         batch_size: int | str = 8,
         max_gen_toks: int = 256,
         seed: int = 0,
+        samples: int | None = None,
         max_batch_size: Any = None,
         device: Any = None,
         **options: Any,
@@ -58,6 +61,7 @@ class SpecjaxLM(TemplateLM):
         if not str(batch_size).isdigit() or not int(batch_size):
             raise ValueError(f"batch_size must be a number of rows, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
+        self.samples = None if samples is None else int(samples)
         options.setdefault("rows", self.batch_size)
         self.engine = Engine(model, **options)
         self.tokenizer = self.engine.model.tokenizer
@@ -66,8 +70,8 @@ class SpecjaxLM(TemplateLM):
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """The scorer. It refuses diffusion models, which can only generate."""
-        return Scorer(self.engine)
+        """The scorer; bounds for a masked-diffusion model."""
+        return scorer_of(self.engine, self.samples)
 
     @property
     def eot_token_id(self) -> int | None:
@@ -107,7 +111,7 @@ class SpecjaxLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = [self._pair(context, after) for _, context, after in requests]
         scores = list(self.scorer.run(pairs, batch_size=self.batch_size))
-        answers = [(sum(score.logprobs), score.greedy) for score in scores]
+        answers = [(cast(float, score.logprob), score.greedy) for score in scores]
         for (texts, _, _), answer in zip(requests, answers, strict=True):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, answer)

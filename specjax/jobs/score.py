@@ -17,6 +17,7 @@ from specjax.serve.engine import Engine
 from specjax.serve.options import ModelOptions, check_least, option, same
 from specjax.serve.record_bar import bar_fits, record_bar
 from specjax.serve.score import Pair, Score, Scorer
+from specjax.serve.scorers import scorer_of
 from specjax.sharding import make_mesh
 from specjax.terminal import BadInput, bad_input, complain, flag, note, write
 
@@ -47,6 +48,12 @@ class ScoreOptions:
         metavar="FILE.jsonl",
     )
     batch_size: int = option(8, "rows read together; changes speed, and scores only by rounding", least=1)
+    samples: int | None = option(
+        None,
+        "masks of a text, for a masked-diffusion model, whose scores are bounds (default: 128)",
+        metavar="N",
+        least=1,
+    )
     strict: bool = same(FileOptions, "strict")
 
     @property
@@ -76,7 +83,7 @@ def command(options: ScoreOptions) -> int:
         mesh = make_mesh(options.mesh)
         how = {"adapter": options.adapter, "weights": options.weights}
         engine = Engine(models.load(options.model, options.dtype, mesh, **how), mesh=mesh)
-        scorer = Scorer(engine)
+        scorer = scorer_of(engine, options.samples)
         failure = lambda item: (item.line, item.error) if isinstance(item, Score) else None
         items = kept(options, (item_of(scorer, line) for line in lines), failure)
         manifest = score_manifest(engine, lines)

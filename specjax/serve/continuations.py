@@ -4,7 +4,8 @@ from typing import Any
 
 from specjax.names import named
 from specjax.serve.engine import Engine
-from specjax.serve.score import Score, check_batch, pair_up, score_with
+from specjax.serve.score import Score, pair_up
+from specjax.serve.scorers import check_batch, score_with
 
 
 @named
@@ -14,6 +15,7 @@ def score(
     continuations: Any = None,
     *,
     batch_size: int = 8,
+    samples: int | None = None,
     dtype: Any = None,
     mesh: Any = None,
 ) -> list[Score]:
@@ -23,10 +25,12 @@ def score(
     documents how texts become tokens at the border between prompt and continuation.
 
     Args:
-      model: an autoregressive model, as for `specjax.generate`.
+      model: a model, as for `specjax.generate`.
       prompts: texts, lists of token ids or chats, as many as continuations; or a single one for all continuations.
       continuations: texts or lists of token ids; or a single one for one prompt.
       batch_size: rows read together.
+      samples: masks of a text, for a masked-diffusion model, whose scores are bounds (`specjax.serve.masked_scores`); None:
+        128.
       dtype: the type of the parameters; None: float32 on a CPU, bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
 
@@ -40,4 +44,4 @@ def score(
     """
     check_batch(batch_size)
     pair_up(prompts, continuations)  # errors in them are reported before the model is loaded
-    return score_with(Engine(model, dtype=dtype, mesh=mesh), prompts, continuations, batch_size)
+    return score_with(Engine(model, dtype=dtype, mesh=mesh), prompts, continuations, batch_size, samples)

@@ -513,11 +513,11 @@ class Engine:
         call = Call.of(prompts, sampling=sampling, options=options, **how)
         return call.records(self, batch_size=batch_size, prompt_logprobs=prompt_logprobs, progress=progress)
 
-    def score(self, prompts: Any, continuations: Any, *, batch_size: int = 8) -> list[Any]:
+    def score(self, prompts: Any, continuations: Any, *, batch_size: int = 8, samples: int | None = None) -> list[Any]:
         """Log-probabilities of continuations of prompts; see `specjax.score`."""
-        from specjax.serve.score import score_with
+        from specjax.serve.scorers import score_with
 
-        return score_with(self, prompts, continuations, batch_size)
+        return score_with(self, prompts, continuations, batch_size, samples)
 
     def update(self, params: Any) -> None:
         """Replaces the model's parameters, for example during training; compiled programs are kept.

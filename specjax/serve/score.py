@@ -13,6 +13,8 @@ from specjax.models.token_ids import is_array, is_encoding, one, several, shown
 from specjax.pretty import short
 from specjax.serve.text_reader import Found, Reader
 
+_RARE = ("id", "line", "error", "standard_error")
+
 
 class Reads(Protocol):
     """The part of a `specjax.Engine` that scoring needs."""
@@ -64,6 +66,8 @@ class Score:
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
       error: what went wrong, or None.
+      standard_error: of a diffusion model's bound (`specjax.serve.masked_scores`); None for a model that reads from left to
+        right.
     """
 
     prompt: Any
@@ -75,14 +79,16 @@ class Score:
     id: str | int | None = None
     line: int | None = None
     error: str | None = None
+    standard_error: float | None = None
 
     def __repr__(self) -> str:
         about = self.error or f"logprob {self.logprob:.4f} of {len(self.tokens)} tokens"
         return f"Score({short(self.prompt, 40)} -> {short(self.continuation, 40)}, {about})"
 
     def to_json(self) -> dict[str, Any]:
-        """The score as a JSON object, without `id`, `line` and `error` if they are None."""
-        return {k: v for k, v in vars(self).items() if v is not None or k not in ("id", "line", "error")}
+        """The score as a JSON object, without `id`, `line`, `error` and `standard_error` if they
+        are None."""
+        return {k: v for k, v in vars(self).items() if v is not None or k not in _RARE}
 
     @classmethod
     def failed(
@@ -220,26 +226,6 @@ def _bos(engine: Reads) -> int:
             "texts begin with, such as the id of its EOS"
         )
     return bos
-
-
-def check_batch(batch_size: int) -> None:
-    """Raises ValueError on a batch without rows."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-
-
-def score_with(engine: Reads, prompts: Any, continuations: Any, batch_size: int) -> list[Score]:
-    """`score` with the model of an engine."""
-    check_batch(batch_size)
-    asked = pair_up(prompts, continuations)
-    scorer = Scorer(engine)
-    pairs = []
-    for number, (prompt, continuation) in enumerate(asked, start=1):
-        try:
-            pairs.append(scorer.pair(prompt, continuation))
-        except ValueError as error:
-            raise ValueError(f"pair {number} of {len(asked)}: {error}") from error
-    return list(scorer.run(pairs, batch_size=batch_size))
 
 
 def pair_up(prompts: Any, continuations: Any) -> list[tuple[Any, Any]]:

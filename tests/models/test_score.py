@@ -16,7 +16,6 @@ import transformers
 
 import specjax
 from specjax import cli, models
-from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.engine import Engine
 from specjax.serve.score import Scorer, encode_pair
 from specjax.serve.text_reader import CHUNK, Reading, score_program
@@ -249,10 +248,3 @@ def test_the_command_reads_stdin_and_prints(files, monkeypatch, capsys):
     assert cli.main([*words, "--input", "-", "--batch-size", "1"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["logprob"] for record in printed] == pytest.approx([score.logprob for score in scores], abs=1e-5)
-
-
-def test_diffusion_models_are_refused():
-    lm = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
-    model = models.Model(lm, lm.init(jax.random.key(0)), name="masked", masked=Masked(23, False), dtype=jnp.float32)
-    with pytest.raises(ValueError, match="masked is a diffusion model, .* ask an autoregressive model"):
-        specjax.score(model, [[1]], [[2]])

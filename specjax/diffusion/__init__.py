@@ -16,12 +16,14 @@ from specjax.diffusion.unmask import EntropyBudget as EntropyBudget
 from specjax.diffusion.unmask import LocalLeap as LocalLeap
 from specjax.diffusion.unmask import Hierarchy as Hierarchy
 from specjax.diffusion.unmask import SlowFast as SlowFast
+from specjax.diffusion.unmask import Klass as Klass
 from specjax.diffusion.unmask import Credit as Credit
 from specjax.diffusion.unmask import Prophet as Prophet
 from specjax.diffusion.unmask import EndOfText as EndOfText
 from specjax.diffusion.guided import Guided as Guided, GuidedState as GuidedState
 from specjax.diffusion.unmask import Learn2PD as Learn2PD
 from specjax.diffusion.unmask import ReMDM as ReMDM
+from specjax.diffusion.unmask import PathPlanning as PathPlanning
 from specjax.diffusion.wino import Wino as Wino
 from specjax.diffusion.unmask import ReDiff as ReDiff
 from specjax.diffusion.unmask import JointThreshold as JointThreshold

@@ -28,6 +28,8 @@ def _every_line():
 
 ENDS = {"logits_eos_inf": "never", "confidence_eos_eot_inf": "doubted"}
 NAMES = {"cfg_scale": "guidance"}
+WITH_OPENINGS = ("p2",)
+"""Samplers whose lines name the passes that opened a position, too."""
 KNOWN = (*Diffusion.__dataclass_fields__, *ENDS, *NAMES, "filter")
 """What lines of the folder call the settings of a diffusion model."""
 
@@ -133,7 +135,7 @@ def differences(line, seen, state, row):
     begin = len(line["prompt"])
     end, mask_id = int(state.length[row]), model(line["model"]).masked.mask_id
     canvas = seen[:, row, begin:end]
-    moved = (canvas[1:] != canvas[:-1]) & (canvas[1:] != mask_id)
+    moved = (canvas[1:] != canvas[:-1]) & ((canvas[1:] != mask_id) | (line["sampler"] in WITH_OPENINGS))
     changed = [np.flatnonzero(column).tolist() for column in moved.T]
     revises = any(isinstance(p, list) for p in line["order"])
     steps = int(state.stats.steps[row])

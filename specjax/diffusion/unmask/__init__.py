@@ -14,11 +14,13 @@ from specjax.diffusion.unmask.entropy_budget import EntropyBudget as EntropyBudg
 from specjax.diffusion.unmask.local_leap import LocalLeap as LocalLeap
 from specjax.diffusion.unmask.hierarchy import Hierarchy as Hierarchy
 from specjax.diffusion.unmask.slow_fast import SlowFast as SlowFast
+from specjax.diffusion.unmask.klass import Klass as Klass
 from specjax.diffusion.unmask.credit import Credit as Credit
 from specjax.diffusion.unmask.prophet import Prophet as Prophet
 from specjax.diffusion.unmask.end_of_text import EndOfText as EndOfText
 from specjax.diffusion.unmask.learn2pd import Learn2PD as Learn2PD
 from specjax.diffusion.unmask.remask import ReMDM as ReMDM
+from specjax.diffusion.unmask.path_planning import PathPlanning as PathPlanning
 from specjax.diffusion.unmask.rediff import ReDiff as ReDiff
 from specjax.diffusion.unmask.joint_threshold import JointThreshold as JointThreshold
 from specjax.diffusion.unmask.remask import RunningConfidence as RunningConfidence

@@ -252,7 +252,7 @@ def _model(
         return stored.kind(lm, **stored.fields).bind(target.lm), params
     draft = draft_model(found, target, mesh)
     if stored.kind is ModelDrafter and _has_other_tokens(draft, target):
-        return _of_shared(Tli, stored, draft, target, mesh)
+        return of_shared(Tli, stored, draft, target, mesh)
     drafter = stored.kind(padded(draft, target), **{**named(draft), **stored.fields}).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
@@ -290,7 +290,7 @@ def _has_other_tokens(draft: Any, target: Any) -> bool:
     return False
 
 
-def _of_shared(kind: Any, stored: Stored, draft: Any, target: Any, mesh: Any, texts: bool = False) -> tuple[Any, Any]:
+def of_shared(kind: Any, stored: Stored, draft: Any, target: Any, mesh: Any, texts: bool = False) -> tuple[Any, Any]:
     """A drafter of a kind whose draft model has other tokens than the target."""
     lm, params = shared(draft, target, mesh, texts)
     return kind(lm, **stored.fields).bind(target.lm), params
@@ -301,12 +301,21 @@ def _other_text(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _other_model(stored: Stored, target: Any, mesh: Any, texts: bool = False) -> tuple[Any, Any]:
+    return of_shared(stored.kind, stored, other_draft(stored, target, mesh), target, mesh, texts)
+
+
+def other_draft(stored: Stored, target: Any, mesh: Any) -> Any:
+    """The draft model with tokens of its own that a drafter's line names.
+
+    Raises:
+      ValueError: if it cannot be loaded, or has its target's tokens by construction.
+    """
     from specjax.draft.heads.compact_folder import compact_folder
 
     found = stored.found(target)
     if compact_folder(found) is not None:
         raise ValueError(f"the draft model {found!r} has the tokens of its target: use draft:model={found}")
-    return _of_shared(stored.kind, stored, draft_model(found, target, mesh), target, mesh, texts)
+    return draft_model(found, target, mesh)
 
 
 def _sorted_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:

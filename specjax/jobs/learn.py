@@ -1,4 +1,5 @@
-"""`specjax generate --learn FOLDER`: a job's draft model learns from the target's corrections (arXiv:2310.07177)."""
+"""`specjax generate --learn FOLDER`: a job's draft model learns from the target's corrections (arXiv:2310.07177,
+arXiv:2507.02659)."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models
-from specjax.assembly.registry import build_drafter, build_verifier, tree_of
+from specjax.assembly.companions import Stored, of_shared, other_draft
+from specjax.assembly.line import parts
+from specjax.assembly.registry import DRAFTERS, build_drafter, build_verifier, parse
 from specjax.decode import Speculate
-from specjax.draft import ModelDrafter
+from specjax.draft import Drafter, ModelDrafter, OmniDraft
 from specjax.jobs.options import JobOptions
 from specjax.models import LlamaLM
 from specjax.serve.online import OnlineEngine
@@ -40,14 +43,22 @@ class LearningEngine(OnlineEngine):
     same one. A killed job loses the lessons of at most `interval` texts of each, and those that ran; no text depends on
     them.
 
+    Args:
+      folder: see below.
+      model: as for `Engine`.
+      draft: the draft model as it was loaded, for its tokenizer and its other files.
+      drafter: the drafter and its parameters.
+      options: of `OnlineEngine`.
+
     Attributes:
-      folder: where; after `keep` it is a model that `draft:model=FOLDER` takes, and so is each domain's.
+      folder: where; after `keep` it is a model that `draft:model=FOLDER` takes (or `omnidraft:model=FOLDER`, if its tokens
+        are others than the target's), and so is each domain's.
       domain: whose draft drafts and learns.
       domains: of the job's texts, as `prepare` was told.
     """
 
-    def __init__(self, folder: Path, model: Any, draft: Any, drafter: ModelDrafter, **options: Any):
-        super().__init__(model, draft, drafter.expander, **options)
+    def __init__(self, folder: Path, model: Any, draft: Any, drafter: tuple[Drafter, Any], **options: Any):
+        super().__init__(model, drafter, **options)
         self.folder, self._draft = folder, draft
         self.domain: str | None = None
         self.domains: tuple[str | None, ...] = (None,)
@@ -98,8 +109,8 @@ class LearningEngine(OnlineEngine):
         if (file := self._own_folder / LEARNT).exists():
             self.resume(file)
 
-    def _learn(self, tokens: np.ndarray, missed: np.ndarray) -> None:
-        super()._learn(tokens, missed)
+    def _learn(self, texts: dict[str, np.ndarray]) -> None:
+        super()._learn(texts)
         self._save()
 
     def _save(self) -> None:
@@ -146,8 +157,8 @@ def learning_engine(options: JobOptions, model: Any, **how: Any) -> LearningEngi
       **how: options of `Engine`.
 
     Raises:
-      ValueError: if its drafter is no draft model of the target's own tokens, the verifier's text depends on drafts, or the
-        folder holds another model or has learnt for another draft.
+      ValueError: if its drafter is no draft model that learns, the verifier's text depends on drafts, or the folder holds
+        another model or has learnt for another draft.
     """
     way, folder = options.way, Path(options.learn or "")
     assert isinstance(way, Speculate) and isinstance(way.drafter, str)
@@ -157,14 +168,28 @@ def learning_engine(options: JobOptions, model: Any, **how: Any) -> LearningEngi
         raise ValueError(
             "--learn keeps the text only where it does not depend on the draft: leave the verifier out, or choose coupled"
         )
-    drafter, params = build_drafter(way.drafter, model, mesh=how.get("mesh"), tree=tree_of(verifier))
-    if type(drafter) is not ModelDrafter or not isinstance(drafter.lm, LlamaLM):
-        raise ValueError(
-            f"--learn teaches a draft model with the target's tokens, and {way.drafter!r} is none: give "
-            "--drafter draft:model=FOLDER"
-        )
-    kind = jax.tree.leaves(params)[0].dtype
-    draft = dataclasses.replace(
-        model, lm=drafter.lm, params=params, dtype=np.dtype(kind), name=folder.name, generation={}
-    )
+    draft, drafter = _draft_of(way.drafter, model, how.get("mesh"))
+    draft = dataclasses.replace(draft, name=folder.name)
     return LearningEngine(folder, model, draft, drafter, decode=way, **how)
+
+
+def _draft_of(line: str, model: Any, mesh: Any) -> tuple[Any, tuple[Drafter, Any]]:
+    """The draft model that a drafter's line names, and the drafter with its parameters.
+
+    Raises:
+      ValueError: if it is none that learns, or cannot be loaded.
+    """
+    asked = parse("drafter", DRAFTERS, line) if len(parts(line)) == 1 else None
+    if isinstance(asked, Stored) and asked.kind is OmniDraft:
+        draft = other_draft(asked, model, mesh)
+        drafter = of_shared(OmniDraft, asked, draft, model, mesh)
+    else:
+        drafter = build_drafter(line, model, mesh=mesh)
+        draft = dataclasses.replace(model, lm=getattr(drafter[0], "lm", None), params=drafter[1], generation={})
+    if type(drafter[0]) not in (ModelDrafter, OmniDraft) or not isinstance(draft.lm, LlamaLM):
+        raise ValueError(
+            f"--learn teaches a draft model, and {line!r} is none that learns: give --drafter draft:model=FOLDER, or "
+            "omnidraft:model=FOLDER for a model of another vocabulary"
+        )
+    kind = np.dtype(jax.tree.leaves(draft.params)[0].dtype)
+    return dataclasses.replace(draft, dtype=kind), drafter

@@ -21,93 +21,45 @@ from safetensors.numpy import load, save
 from specjax.decode import Speculate
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Wants
+from specjax.lm import LM
 from specjax.models.on_disk import replace
-from specjax.objectives.base import Batch, read
-from specjax.objectives.losses import ForwardKL, Loss
+from specjax.objectives.losses import Loss
 from specjax.serve.engine import Engine
+from specjax.serve.students import Student, student_of
 from specjax.settings import settled
 
 Array = jax.Array
 PyTree = Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Watched:
-    """The state of a `Watching` drafter.
-
-    Attributes:
-      draft: the `ModelDrafter`'s.
-      missed: `[B, L]` bool, tokens of the text where the target corrected the draft.
-    """
-
-    draft: Any
-    missed: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Watching(ModelDrafter):
-    """A `ModelDrafter` that records its corrections: a step's last token, unless the whole depth was accepted."""
-
-    def init(self, params, batch, capacity) -> Any:
-        return Watched(super().init(params, batch, capacity), jnp.zeros((batch, capacity), bool))
-
-    def axes(self, draft) -> Any:
-        return Watched(super().axes(draft.draft), ("batch", None))
-
-    def prefill(self, params, draft, chunk, output) -> Any:
-        return dataclasses.replace(draft, draft=super().prefill(params, draft.draft, chunk, output))
-
-    def propose(self, params, draft, view, sampler):
-        proposal = super().propose(params, draft.draft, view, sampler)
-        return dataclasses.replace(proposal, draft=dataclasses.replace(draft, draft=proposal.draft))
-
-    def observe(self, params, draft, proposal, output, verdict):
-        corrected = (verdict.accepted < self.depth) & (verdict.accepted < verdict.committed)
-        # by the end of `propose` the draft has read the whole text before the step
-        at = jnp.where(corrected, draft.draft.length + verdict.accepted, draft.missed.shape[1])
-        missed = draft.missed.at[jnp.arange(at.shape[0]), at].set(True, mode="drop")
-        return dataclasses.replace(draft, missed=missed)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(5,))
 @settled
 def update(
     target: LM,
-    draft: LM,
-    divergence: Loss,
+    student: Student,
     learning_rate: float,
     params: PyTree,
+    fixed: PyTree,
     optimizer: PyTree,
     target_params: PyTree,
-    tokens: Array,
-    missed: Array,
+    texts: dict[str, Array],
 ) -> tuple[PyTree, PyTree, Array]:
-    """One step of AdamW on the corrected tokens only. `optimizer` is donated; `params` are not, since they may be
-    serving.
+    """One step of AdamW on a student's loss. `optimizer` is donated; `params` are not, since they may be serving.
 
     Args:
       target: the teacher.
-      draft: the model that learns.
-      divergence: the loss between both distributions of every corrected token, from the logits one place before it.
+      student: what learns.
       learning_rate: constant.
-      params: the draft's.
+      params: those that learn (`Student.learns`).
+      fixed: see `Student.fixed`.
       optimizer: optax's state.
       target_params: the target's.
-      tokens: `[I, S]` int32 texts.
-      missed: `[I, S]` bool, at least one of them beyond slot 0.
+      texts: see `Student.loss`; `Student.due` is true of them.
 
     Returns:
       New parameters, the optimizer's new state, and the loss.
     """
-    text = Batch(tokens, missed)
-    taught = read(target, target_params, text, Wants(logits=True)).logits[:, :-1]
-
-    def loss(params):
-        own = read(draft, params, text, Wants(logits=True)).logits[:, :-1]
-        return divergence(taught, own, missed[:, 1:], tokens[:, 1:])
-
+    loss = lambda params: student.loss(target, params, fixed, target_params, texts)
     value, grads = jax.value_and_grad(loss)(params)
     changes, optimizer = _optimizer(learning_rate).update(grads, optimizer, params)
     return optax.apply_updates(params, changes), optimizer, value
@@ -125,21 +77,24 @@ class OnlineEngine(Engine):
 
     Args:
       model: as for `Engine`.
-      draft: what `specjax.models.load` returned for the draft.
-      expander: the expander of the draft's tree; None: a chain.
+      draft: what `specjax.models.load` returned for a draft model with the target's tokens; or a pair of a drafter and its
+        parameters, see `specjax.serve.students.student_of`.
+      expander: the expander of a loaded draft's tree; None: a chain.
       decode: the way to decode, whose drafter is replaced; None: the usual verifier.
       interval: requests between updates.
       learning_rate: constant.
-      divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's.
+      divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's, and the
+        reverse KL for a draft model with tokens of its own.
       length: the number of tokens of a text to learn from, its last ones.
       options: of `Engine`.
 
     Attributes:
+      student: what learns.
       losses: one per update so far.
-      draft_params: the draft's parameters in float32.
+      draft_params: the draft model's parameters in float32.
 
     Raises:
-      ValueError: see `Engine`; or on an interval, rate or length out of range.
+      ValueError: see `Engine`; or on an interval, rate or length out of range, or a drafter that does not learn.
     """
 
     def __init__(
@@ -160,32 +115,35 @@ class OnlineEngine(Engine):
                 f"online: interval must be at least 1, length at least 2 and learning_rate positive, got {interval}, {length} "
                 f"and {learning_rate}"
             )
-        drafter = Watching(draft.lm, expander or Chain()), draft.params
-        super().__init__(model, dataclasses.replace(decode or Speculate(), drafter=drafter), **options)
-        self.draft, self.divergence = draft.lm, divergence or ForwardKL()
+        pair = draft if isinstance(draft, tuple) else (ModelDrafter(draft.lm, expander or Chain()), draft.params)
+        self.student = student_of(pair[0], divergence)
+        served = self.student.drafter, pair[1]
+        super().__init__(model, dataclasses.replace(decode or Speculate(), drafter=served), **options)
         self.interval, self.learning_rate, self.length = interval, learning_rate, length
         self.losses: list[float] = []
-        self.draft_params = jax.tree.map(lambda x: x.astype(jnp.float32), draft.params)
+        self.draft_params = jax.tree.map(lambda x: x.astype(jnp.float32), self.student.learns(pair[1]))
         self._moments = _optimizer(learning_rate).init(self.draft_params)
-        self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
+        self._buffer: list[dict[str, np.ndarray]] = []
 
     def finished(self, rows, state):
-        tokens, lengths, missed = jax.device_get((state.tokens, state.length, state.draft.missed))
+        arrays = {"tokens": state.tokens, **self.student.watched(state.draft)}
+        lengths, arrays = jax.device_get((state.length, arrays))
         for row in rows:
             end = int(lengths[row])
             kept = slice(max(0, end - self.length), end)
             pad = (0, self.length - (kept.stop - kept.start))
-            self._buffer.append((np.pad(tokens[row, kept], pad), np.pad(missed[row, kept], pad)))
+            self._buffer.append({name: np.pad(array[row, kept], pad) for name, array in arrays.items()})
         while len(self._buffer) >= self.interval:
             taken, self._buffer = self._buffer[: self.interval], self._buffer[self.interval :]
-            self._learn(*map(np.stack, zip(*taken, strict=True)))
+            self._learn({name: np.stack([text[name] for text in taken]) for name in taken[0]})
 
-    def _learn(self, tokens: np.ndarray, missed: np.ndarray) -> None:
-        if not missed[:, 1:].any():  # nothing to learn from
+    def _learn(self, texts: dict[str, np.ndarray]) -> None:
+        if not self.student.due(texts):
             return
+        fixed = self.student.fixed(self.params["draft"])
         self.draft_params, self._moments, loss = update(
-            self.model.lm, self.draft, self.divergence, self.learning_rate,
-            self.draft_params, self._moments, self.model.params, *jax.device_put((tokens, missed)),
+            self.model.lm, self.student, self.learning_rate,
+            self.draft_params, fixed, self._moments, self.model.params, jax.device_put(texts),
         )  # fmt: skip
         self.losses.append(float(loss))
         self._publish()
@@ -193,7 +151,9 @@ class OnlineEngine(Engine):
     def _publish(self) -> None:
         # with the type and devices of those they replace, so that decoding is not recompiled
         serve = lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding)
-        self.params = {**self.params, "draft": jax.tree.map(serve, self.draft_params, self.params["draft"])}
+        served = self.params["draft"]
+        learnt = jax.tree.map(serve, self.draft_params, self.student.learns(served))
+        self.params = {**self.params, "draft": self.student.joined(served, learnt)}
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Writes all that was learnt as one safetensors file, atomically: the draft's parameters in float32, the
@@ -220,7 +180,7 @@ class OnlineEngine(Engine):
             found = load(Path(file).read_bytes())
         except (OSError, SafetensorError) as error:
             raise ValueError(f"cannot read what a draft learnt from {str(file)!r}: {error}") from error
-        grows = ("losses", "tokens", "missed")  # their first axis depends on what was served
+        grows = ("losses", *self._kinds)  # their first axis depends on what was served
         shape = lambda name, array: (array.shape[1:] if name in grows else array.shape, array.dtype)
         shapes = lambda arrays: {name: shape(name, array) for name, array in arrays.items()}
         own, read = shapes(self._learnt()), shapes(found)
@@ -235,7 +195,7 @@ class OnlineEngine(Engine):
         trained = jax.tree.unflatten(tree, [put(found[jax.tree_util.keystr(path)], old) for path, old in paths])
         self.draft_params, self._moments = trained["draft"], trained["optimizer"]
         self.losses = found["losses"].tolist()
-        self._buffer = list(zip(found["tokens"], found["missed"], strict=True))
+        self._buffer = [{name: found[name][at] for name in self._kinds} for at in range(len(found["tokens"]))]
         self._publish()
 
     def _trained(self) -> dict[str, PyTree]:
@@ -244,9 +204,14 @@ class OnlineEngine(Engine):
     def _learnt(self) -> dict[str, Any]:
         """All that a file holds, by name."""
         leaves = jax.tree_util.tree_flatten_with_path(self._trained())[0]
-        tokens, missed = zip(*self._buffer, strict=True) if self._buffer else ((), ())
-        return {jax.tree_util.keystr(path): leaf for path, leaf in leaves} | {
-            "losses": np.asarray(self.losses, np.float64),
-            "tokens": np.asarray(tokens, np.int32).reshape(-1, self.length),
-            "missed": np.asarray(missed, bool).reshape(-1, self.length),
+        waiting = {
+            name: np.asarray([text[name] for text in self._buffer], kind).reshape(-1, self.length)
+            for name, kind in self._kinds.items()
         }
+        kept = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        return kept | {"losses": np.asarray(self.losses, np.float64)} | waiting
+
+    @property
+    def _kinds(self) -> dict[str, Any]:
+        """The types of the arrays of a text that waits, by name."""
+        return {"tokens": np.int32, **self.student.watches}

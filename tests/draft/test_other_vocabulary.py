@@ -1,7 +1,6 @@
 """A draft model of other tokens: tables of two vocabularies, the text that it reads, and drafts, beside transformers' own."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from support.conformance import texts as texts_of
 from support.other_tokens import other_params, other_tokens
 from support.published import toy
 from support.shapes import changed
+from support.two_tokenizers import pair
 
 import specjax
 from specjax import decoder as decoding
@@ -38,34 +38,6 @@ from specjax.expand import Chain, TopK
 from specjax.lm import Block, Wants
 from specjax.models.llama import LlamaLM
 from specjax.sampling import Sampler, SamplingArrays, row_keys
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PAIRS = {"target": ("ab", "cd", "xy", "Ġt", "the"), "draft": ("ef", "ab", "Ġt", "hi")}
-
-
-def tokenizer(which, special="<end>"):
-    """A byte-level tokenizer that merges letters into some pairs; the draft model's letters stand in another order."""
-    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    letters = [*LETTERS, "Ġ", "Ã", "©"]
-    letters = letters if which == "target" else letters[::-1]
-    words = [special, *letters, *PAIRS[which]] if which == "target" else [*letters, *PAIRS[which], special]
-    merges = [(pair[:1], pair[1:]) for pair in PAIRS[which] if len(pair) == 2]
-    core = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, merges))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token=special)
-
-
-@functools.cache
-def pair():
-    """A target and a draft model with these tokenizers."""
-    made = []
-    for which, layers, seed in (("target", 2, 3), ("draft", 1, 4)):
-        own = tokenizer(which)
-        lm = LlamaLM(changed(CONFIG, num_hidden_layers=layers, vocab_size=len(own.get_vocab())))
-        weights = jax.tree.map(lambda x: x * 2 if x.ndim > 1 else x, jax.jit(lm.init)(jax.random.key(seed)))
-        made.append(models.Model(lm, weights, own, (own.eos_token_id,), which, None, np.dtype("float32")))
-    return made
 
 
 def test_what_two_vocabularies_share():

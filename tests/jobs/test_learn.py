@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.two_tokenizers import pair
 
 from specjax import cli, models
 from specjax.models import LlamaLM, llama_config
@@ -124,6 +125,39 @@ def test_each_domain_has_its_own_draft(folders, tmp_path, capsys):
         assert len(after) == 4 and (after[:2] == before["losses"]).all()
 
 
+@pytest.mark.slow
+def test_a_draft_of_another_vocabulary_learns(tmp_path, capsys):
+    """Its folder has its own tokenizer, and another job goes on with the draft in it."""
+    for model in pair():
+        models.save(tmp_path / model.name, model.lm, model.params, None, model.tokenizer, model.eos_ids)
+    prompts = ("the cat", "abcdxy", "hi the", "efab")
+    lines = [{"prompt": prompts[i % 4], "max_new_tokens": 8} for i in range(12)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output, learn = tmp_path / "out.jsonl", tmp_path / "learnt"
+
+    def job(*more):
+        output.unlink(missing_ok=True)
+        own = ["--model", tmp_path / "target", "--input", tmp_path / "in.jsonl", "--output", output]
+        return cli.main(["generate", *map(str, (*own, "--batch-size", 4, *more))])
+
+    assert job("--drafter", "none") == 0
+    plain = texts(output)
+    assert job("--drafter", f"omnidraft:model={tmp_path / 'draft'},length=3", "--learn", learn) == 0
+    assert texts(output) == plain
+    before = load_file(learn / "learnt.safetensors")
+    assert len(before["losses"]) == 1 and len(before["tokens"]) == 4
+    kept, draft = models.load(learn), pair()[1]
+    assert kept.tokenizer.get_vocab() == draft.tokenizer.get_vocab() and kept.eos_ids == draft.eos_ids
+    assert job("--drafter", f"omnidraft:model={learn},length=3", "--learn", learn) == 0 and texts(output) == plain
+    after = load_file(learn / "learnt.safetensors")["losses"]
+    assert len(after) == 3 and after[0] == before["losses"][0]
+    assert job("--drafter", f"draft:model={tmp_path / 'draft'}", "--learn", tmp_path / "no") == 2
+    assert (
+        "is none that learns: give --drafter draft:model=FOLDER, or omnidraft:model=FOLDER for"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("domains", "error"),
     [
@@ -145,8 +179,8 @@ def test_domains_that_cannot_be(folders, tmp_path, capsys, domains, error):
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["--drafter", "none"], "'none' is none: give --drafter draft:model=FOLDER"),
-        (["--drafter", "prompt_lookup"], "--learn teaches a draft model with the target's tokens"),
+        (["--drafter", "none"], "'none' is none that learns: give --drafter draft:model=FOLDER, or omnidraft"),
+        (["--drafter", "prompt_lookup"], "--learn teaches a draft model, and 'prompt_lookup' is none that learns"),
         (["--decode", "beam"], "--learn teaches a draft model: name it, such as --drafter draft"),
         (["--ray", "local"], "--learn is for a job of one process"),
         (["--drafter", "draft:model=DRAFT,verifier=rejection"], "leave the verifier out, or choose coupled"),

@@ -10,16 +10,18 @@ from support import small_training as tiny
 
 import specjax
 from specjax import decoder as decoding
+from specjax.draft import ModelDrafter, NgramMod
 from specjax.expand import Chain, TopK
 from specjax.lm import Wants
 from specjax.models import TabularLM
 from specjax.objectives.base import Batch, read
-from specjax.objectives.losses import TVD, ForwardKL
+from specjax.objectives.losses import TVD
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 from specjax.serve import online
 from specjax.serve.engine import Engine
-from specjax.serve.online import OnlineEngine, Watching
+from specjax.serve.online import OnlineEngine
+from specjax.serve.students import Watching, student_of
 
 TARGET = tiny.model(tiny.TARGET, tiny.target_params())
 DRAFT = tiny.model(tiny.DRAFT, tiny.draft_params())
@@ -64,8 +66,8 @@ def test_without_a_correction_there_is_no_update():
     engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=1)
     served = engine.params["draft"]
     tokens = tiny.rows(2).tokens
-    engine._learn(tokens, np.zeros(tokens.shape, bool))
-    engine._learn(tokens, np.arange(16)[None] + 0 * tokens < 1)  # nothing stands before a text's first token
+    for missed in (np.zeros(16, bool), np.arange(16) < 1):  # nothing stands before a text's first token
+        engine._learn({"tokens": tokens, "missed": np.broadcast_to(missed, tokens.shape)})
     assert engine.losses == [] and engine.params["draft"] is served
 
 
@@ -100,9 +102,13 @@ def test_the_logits_before_a_corrected_token_are_taught():
     tokens = jnp.asarray(tiny.rows(2).tokens)
     missed = jnp.zeros(tokens.shape, bool).at[0, 5].set(True).at[1, 9].set(True).at[1, 0].set(True)
     target, draft = tiny.TARGET, tiny.DRAFT
+    student = student_of(ModelDrafter(draft))
+    texts = {"tokens": tokens, "missed": missed}
     moments = lambda: online._optimizer(1e-3).init(tiny.draft_params())
-    args = (tiny.target_params(), tokens, missed)
-    new, _, loss = online.update(target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), *args)
+    update = lambda texts: online.update(
+        target, student, 1e-3, tiny.draft_params(), (), moments(), tiny.target_params(), texts
+    )
+    new, _, loss = update(texts)
     dists = [
         jax.nn.log_softmax(
             jax.jit(lambda p, lm=lm: read(lm, p, Batch(tokens, missed), Wants(logits=True)).logits)(params)
@@ -115,9 +121,7 @@ def test_the_logits_before_a_corrected_token_are_taught():
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), new, tiny.draft_params())))
     # what comes after the last corrected token is not even looked at
     other = tokens.at[1, 9:].set(3).at[0, 5:].set(3)
-    again = online.update(
-        target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), tiny.target_params(), other, missed
-    )[0]
+    again = update({**texts, "tokens": other})[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), new, again)
 
 
@@ -126,8 +130,8 @@ def test_long_texts_are_learnt_from_at_their_end():
     engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=4, length=8, divergence=TVD())
     texts, _ = serve(engine)
     assert len(engine._buffer) == 3 and engine.losses == []
-    for (tokens, missed), text in zip(engine._buffer, texts, strict=True):
-        assert tokens.tolist() == text[-8:] and missed.shape == (8,) and missed.any()
+    for kept, text in zip(engine._buffer, texts, strict=True):
+        assert kept["tokens"].tolist() == text[-8:] and kept["missed"].shape == (8,) and kept["missed"].any()
     serve(engine)
     assert len(engine.losses) == 1 and len(engine._buffer) == 2
 
@@ -137,7 +141,7 @@ def test_a_half_precision_draft_learns_in_full_precision():
     engine = OnlineEngine(TARGET, half, Chain(3), learning_rate=1e-3)
     tokens = tiny.rows(2).tokens
     before = engine.draft_params
-    engine._learn(tokens, np.ones(tokens.shape, bool))
+    engine._learn({"tokens": tokens, "missed": np.ones(tokens.shape, bool)})
     kinds = lambda tree: {leaf.dtype.name for leaf in jax.tree.leaves(tree)}
     assert kinds(engine.params["draft"]) == {"bfloat16"} and kinds(engine.draft_params) == {"float32"}
     moved = jax.tree.map(lambda a, b: bool((a != b).all()), before["norm"], engine.draft_params["norm"])
@@ -189,6 +193,8 @@ def test_bad_options():
     for options in ({"interval": 0}, {"length": 1}, {"learning_rate": 0.0}):
         with pytest.raises(ValueError, match="online: interval must be at least 1, length at least 2"):
             OnlineEngine(TARGET, DRAFT, **options)
+    with pytest.raises(ValueError, match="a ModelDrafter or an OmniDraft learns, and NgramMod does not"):
+        OnlineEngine(TARGET, (NgramMod(), None))
     other = tiny.model(TabularLM(16), {})
     with pytest.raises(ValueError, match="share one vocabulary"):
         OnlineEngine(TARGET, other)

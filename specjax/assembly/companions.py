@@ -11,7 +11,7 @@ from specjax.about import abouts
 from specjax.assembly.other_vocabulary import shared
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
-from specjax.draft import Drafter, ModelDrafter, Tli, adaptive
+from specjax.draft import Drafter, ModelDrafter, OmniDraft, Tli, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.masks_on_disk import GAD, LUD, PARD, named_mask, read_mask
 from specjax.draft.padded import PaddedLM
@@ -106,11 +106,24 @@ class Ruled:
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
-        drafter, params = ready(self.drafter, target, mesh)
+        return self.over(*ready(self.drafter, target, mesh), target, mesh)
+
+    def over(
+        self, drafter: Drafter, params: Any, target: Any, mesh: Any = None, fresh: bool = False
+    ) -> tuple[Drafter, Any]:
+        """A loaded drafter under the rule, and the parameters of both.
+
+        Args:
+          drafter: bound to the target.
+          params: its parameters.
+          target: from `specjax.models.load`.
+          mesh: where to place the parameters of the rule.
+          fresh: whether a head that the line does not name is a new one, for a rule that learns on line.
+        """
         length = self.length or min(LONGEST, getattr(drafter, "drafts", LONGEST))
         rule, own = self.rule, None
         if isinstance(rule, Stored):
-            rule, own = _of_draft(rule, drafter, params, target, mesh)
+            rule, own = _of_draft(rule, drafter, params, target, mesh, fresh)
         return adaptive(drafter, rule, length).bind(target.lm), {"drafter": params, "rule": own}
 
 
@@ -135,9 +148,13 @@ class Parted:
         return made, None if all(own is None for own in params) else params
 
 
-def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
-    """A rule with a head over the features of a draft model, for which it is loaded."""
-    if not isinstance(drafter, ModelDrafter):
+def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any, fresh: bool = False) -> tuple[Any, Any]:
+    """A rule with a head over the features of a draft model, for which it is loaded; see `Ruled.over`."""
+    if isinstance(drafter, ModelDrafter | OmniDraft) and fresh and not rule.asked:
+        made = rule.kind(**rule.fields).bind(drafter.lm)
+        head = made.init_params(jax.random.key(0), params)
+        return made, head if mesh is None else jax.device_put(head, made.param_shardings(mesh, head))
+    if not isinstance(drafter, ModelDrafter | OmniDraft):
         raise ValueError(
             f"the rule {rule.name} reads the features of a draft model, and {type(drafter).__name__} has none"
         )

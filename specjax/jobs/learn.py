@@ -11,19 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models
-from specjax.assembly.companions import Stored, of_shared, other_draft
+from specjax.about import abouts
+from specjax.assembly.companions import Ruled, Stored, of_shared, other_draft
 from specjax.assembly.line import parts
 from specjax.assembly.registry import DRAFTERS, build_drafter, build_verifier, parse
 from specjax.decode import Speculate
-from specjax.draft import Drafter, ModelDrafter, OmniDraft
+from specjax.draft import Drafter, OmniDraft
+from specjax.draft.heads.folder import save_head
 from specjax.jobs.options import JobOptions
 from specjax.models import LlamaLM
 from specjax.serve.online import OnlineEngine
+from specjax.serve.students import learns
 
 MOST_DOMAINS = 32
 """Each has its own draft model and optimizer in memory."""
 LEARNT = "learnt.safetensors"
 """The file of a folder with what learning needs to go on; the draft model is beside it."""
+HEAD = "acceptance.head"
+"""The folder of a head that ends drafts, within a folder; no domain has a dot in its name."""
 
 
 @dataclasses.dataclass
@@ -122,11 +127,21 @@ class LearningEngine(OnlineEngine):
         for domain in self.domains:
             self.choose(domain)
             self._save()
-            draft = self._draft
+            draft, own = self._draft, self.student.model(self.draft_params)
             models.save(
-                self._own_folder, draft.lm, self.draft_params, draft.dtype_name, draft.tokenizer, draft.eos_ids,
+                self._own_folder, draft.lm, own, draft.dtype_name, draft.tokenizer, draft.eos_ids,
                 generation=draft.generation,
             )  # fmt: skip
+            if (head := self.student.head(self.draft_params)) is not None:
+                self._keep(head)
+
+    def _keep(self, head: Any) -> None:
+        """Writes the head that ends drafts, for the draft model beside it."""
+        ruled: Any = self.decoder.drafter
+        own = dataclasses.replace(
+            self.model, lm=ruled.drafter.lm, params=self.params["draft"]["drafter"], name="the draft model"
+        )
+        save_head(self._own_folder / HEAD, abouts(type(ruled.rule))[0].name, {"layers": ruled.rule.layers}, head, own)
 
 
 def check_learns(options: JobOptions) -> None:
@@ -180,16 +195,19 @@ def _draft_of(line: str, model: Any, mesh: Any) -> tuple[Any, tuple[Drafter, Any
       ValueError: if it is none that learns, or cannot be loaded.
     """
     asked = parse("drafter", DRAFTERS, line) if len(parts(line)) == 1 else None
-    if isinstance(asked, Stored) and asked.kind is OmniDraft:
-        draft = other_draft(asked, model, mesh)
-        drafter = of_shared(OmniDraft, asked, draft, model, mesh)
+    inner = asked.drafter if isinstance(asked, Ruled) else asked
+    if isinstance(inner, Stored) and inner.kind is OmniDraft:
+        draft = other_draft(inner, model, mesh)
+        drafter = of_shared(OmniDraft, inner, draft, model, mesh)
+        if isinstance(asked, Ruled):
+            drafter = asked.over(*drafter, model, mesh, fresh=True)
     else:
         drafter = build_drafter(line, model, mesh=mesh)
         draft = dataclasses.replace(model, lm=getattr(drafter[0], "lm", None), params=drafter[1], generation={})
-    if type(drafter[0]) not in (ModelDrafter, OmniDraft) or not isinstance(draft.lm, LlamaLM):
+    if not learns(drafter[0]) or not isinstance(draft.lm, LlamaLM):
         raise ValueError(
             f"--learn teaches a draft model, and {line!r} is none that learns: give --drafter draft:model=FOLDER, or "
-            "omnidraft:model=FOLDER for a model of another vocabulary"
+            "omnidraft:model=FOLDER for a model of another vocabulary, which may also have rule=acceptance"
         )
     kind = np.dtype(jax.tree.leaves(draft.params)[0].dtype)
     return dataclasses.replace(draft, dtype=kind), drafter

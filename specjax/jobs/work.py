@@ -156,7 +156,8 @@ def make_manifest(options: JobOptions, engine: Engine, given: Sequence[Any]) -> 
     a draft that learns in the job."""
     folders = named_folders([options.decode, options.drafter])
     if options.learn is not None:
-        folders = {name: own for name, own in folders.items() if not Path(name).samefile(options.learn)}
+        learnt = Path(options.learn).resolve()
+        folders = {name: own for name, own in folders.items() if not Path(name).resolve().is_relative_to(learnt)}
     given_options = options.of_prompts.given
     # with a shared prefix or a prefix cache of any size, programs have other shapes, and near-ties may be decided differently
     flags = {name: True for name in ("shared_prefix", "prefix_cache", "chat") if getattr(options, name)}

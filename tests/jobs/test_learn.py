@@ -135,8 +135,9 @@ def test_a_draft_of_another_vocabulary_learns(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     output, learn = tmp_path / "out.jsonl", tmp_path / "learnt"
 
-    def job(*more):
-        output.unlink(missing_ok=True)
+    def job(*more, again=False):
+        if not again:
+            output.unlink(missing_ok=True)
         own = ["--model", tmp_path / "target", "--input", tmp_path / "in.jsonl", "--output", output]
         return cli.main(["generate", *map(str, (*own, "--batch-size", 4, *more))])
 
@@ -151,6 +152,20 @@ def test_a_draft_of_another_vocabulary_learns(tmp_path, capsys):
     assert job("--drafter", f"omnidraft:model={learn},length=3", "--learn", learn) == 0 and texts(output) == plain
     after = load_file(learn / "learnt.safetensors")["losses"]
     assert len(after) == 3 and after[0] == before["losses"][0]
+    # with a head, in a folder of its own
+    other = tmp_path / "other"
+    line = f"omnidraft:model={tmp_path / 'draft'},length=3,rule=acceptance,layers=1"
+    assert job("--drafter", line, "--learn", other) == 0 and texts(output) == plain
+    ruled = f"omnidraft:model={other},length=3,rule=acceptance,head={other / 'acceptance.head'}"
+    assert job("--drafter", ruled, "--learn", other) == 0 and texts(output) == plain
+    assert job("--drafter", ruled, "--learn", other, again=True) == 0  # the head has changed, the job is the same
+    found = load_file(other / "learnt.safetensors")
+    assert len(found["losses"]) == 3 and found["drafted"].shape[1:] == (512,) and any("['head']" in name for name in found)
+    assert job("--drafter", ruled.replace("length=3", "length=2")) == 0 and texts(output) == plain
+    assert job("--drafter", f"omnidraft:model={other},rule=online", "--learn", tmp_path / "no") == 2
+    assert "is none that learns: give" in capsys.readouterr().err
+    assert job("--drafter", line) == 2
+    assert "acceptance needs a head: train one" in capsys.readouterr().err
     assert job("--drafter", f"draft:model={tmp_path / 'draft'}", "--learn", tmp_path / "no") == 2
     assert (
         "is none that learns: give --drafter draft:model=FOLDER, or omnidraft:model=FOLDER for"

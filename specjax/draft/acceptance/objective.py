@@ -8,7 +8,25 @@ import jax.numpy as jnp
 from specjax.draft.acceptance import Acceptance, accept_log_prob
 from specjax.lm import LM, Block, Wants
 from specjax.objectives.base import Batch, Objective, of_target, read
-from specjax.objectives.means import MEAN
+from specjax.objectives.means import MEAN, Mean
+
+REJECT = 6.0
+"""The authors' weight of a rejection; acceptance weighs 1."""
+
+
+def weighted(log_accept: jax.Array, label: jax.Array, mask: jax.Array, reject: float, mean: Mean = MEAN) -> jax.Array:
+    """The two-class cross-entropy with rejection weighted `reject`, over the weighted mass of labels.
+
+    Args:
+      log_accept: `[B, T]`, the head's log-probability that a token is kept.
+      label: `[B, T]`, the chance that it is.
+      mask: `[B, T]`.
+      reject: the weight.
+      mean: takes the means.
+    """
+    log_reject = jnp.log1p(-jnp.exp(jnp.minimum(log_accept, -1e-6)))
+    mass = mean.whole(label + reject * (1 - label), mask)
+    return -mean(label * log_accept + reject * (1 - label) * log_reject, mask) / jnp.maximum(mass, 1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +54,7 @@ class TrainAcceptance(Objective):
     target: LM
     lm: LM
     rule: Acceptance = Acceptance()
-    reject: float = 6.0
+    reject: float = REJECT
 
     def __post_init__(self):
         if not self.reject > 0:
@@ -59,9 +77,7 @@ class TrainAcceptance(Objective):
     def loss(self, params, target_params, batch: Batch, key, mean=MEAN):
         label, features, mask = jax.lax.stop_gradient(self._drawn(target_params, batch, key))
         log_accept = accept_log_prob(params, features)
-        log_reject = jnp.log1p(-jnp.exp(jnp.minimum(log_accept, -1e-6)))
-        mass = mean.whole(label + self.reject * (1 - label), mask)
-        loss = -mean(label * log_accept + self.reject * (1 - label) * log_reject, mask) / jnp.maximum(mass, 1e-6)
+        loss = weighted(log_accept, label, mask, self.reject, mean)
         error = mean(jnp.abs(jnp.exp(log_accept) - label), mask)
         return loss, {"acceptance": mean(label, mask), "error": error, "weight": mask.sum()}
 

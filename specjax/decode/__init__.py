@@ -22,6 +22,8 @@ from specjax.search.speculative_thinking import SpeculativeThinking as Speculati
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
+from specjax.search.coupling import HideMessage as HideMessage
+from specjax.search.coupling import ReadMessage as ReadMessage
 
 # settings that steer a model's distribution
 from specjax.decode.steer import Guidance as Guidance

@@ -59,6 +59,8 @@ SAID = {
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
     "verbalized:answers=3": decode.Verbalized(3),
+    "hide_message:message=tea at 5,size=9": decode.HideMessage("tea at 5", size=9),
+    'read_message:text=" and, then",size=3,secret=s': decode.ReadMessage(" and, then", 3, "s"),
     "ralm:documents=own.jsonl,ahead=os3,overlap=true": decode.Ralm("own.jsonl", ahead="os3", overlap=True),
     "ralm:documents=own.jsonl,ahead=2,separator=|": decode.Ralm("own.jsonl", ahead=2, separator="|"),
 }

@@ -26,6 +26,8 @@ from specjax.search.speculative_thinking import SpeculativeThinking as Speculati
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
+from specjax.search.plan_search import PlanSearch as PlanSearch
+from specjax.search.plan_search import Planned as Planned
 from specjax.search.coupling import HideMessage as HideMessage
 from specjax.search.coupling import ReadMessage as ReadMessage
 from specjax.search.knn_lm import KnnLm as KnnLm

@@ -8,6 +8,7 @@ from specjax.decode.speculate import Plain as Plain
 from specjax.decode.speculate import Speculate as Speculate
 from specjax.decode.diffusion import Diffusion as Diffusion
 from specjax.decode.soft_thinking import SoftThinking as SoftThinking
+from specjax.decode.routing import Route as Route
 
 # searches, each beside its decoder
 from specjax.search.beam import Beam as Beam
@@ -22,6 +23,9 @@ from specjax.search.speculative_thinking import SpeculativeThinking as Speculati
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
+from specjax.search.plan_search import PlanSearch as PlanSearch
+from specjax.search.coupling import HideMessage as HideMessage
+from specjax.search.coupling import ReadMessage as ReadMessage
 
 # settings that steer a model's distribution
 from specjax.decode.steer import Guidance as Guidance
@@ -32,3 +36,4 @@ from specjax.decode.steer import ExpertContrast as ExpertContrast
 # the contracts
 from specjax.decoder import Decode as Decode
 from specjax.decode.steer import Steer as Steer
+from specjax.decode.routing import Router as Router

@@ -26,6 +26,10 @@ from specjax.search.speculative_thinking import SpeculativeThinking as Speculati
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
+from specjax.search.plan_search import PlanSearch as PlanSearch
+from specjax.search.plan_search import Planned as Planned
+from specjax.search.coupling import HideMessage as HideMessage
+from specjax.search.coupling import ReadMessage as ReadMessage
 from specjax.search.knn_lm import KnnLm as KnnLm
 from specjax.search.knn_lm import KnnWritten as KnnWritten
 from specjax.search.knn_lm import Entries as Entries
@@ -34,6 +38,14 @@ from specjax.search.knn_lm import build_entries as build_entries
 # over any text, without decoding
 from specjax.search.exact_extract import exact_extract as exact_extract
 from specjax.search.exact_extract import Span as Span
+
+# couplings of least entropy
+from specjax.search.coupling import greedy_coupling as greedy_coupling
+from specjax.search.coupling import bottleneck_coupling as bottleneck_coupling
+from specjax.search.coupling import BottleneckCoupling as BottleneckCoupling
+from specjax.search.coupling import compressed as compressed
+from specjax.search.coupling import entropy as entropy
+from specjax.search.coupling import mutual_information as mutual_information
 
 # the decoders
 from specjax.search.beam import BeamSearch as BeamSearch

@@ -22,7 +22,7 @@ from specjax.sampling.noise import keys_of
 from specjax.search.stepwise import Asked
 from specjax.settings import settled
 from specjax.sharding.distributed import to_host
-from specjax.speculative import prefill_columns, prefill_width, speculative, write
+from specjax.speculative import Speculative, prefill_columns, prefill_width, speculative, write
 from specjax.state import Finish
 
 Array = jax.Array
@@ -58,16 +58,18 @@ class Writer:
       stops: ids that end a step; the ids that end a text are the model's own.
       room: tokens that a row may hold beyond its prompt and its new tokens.
       logprobs: whether the state keeps log-probabilities of the tokens that it writes.
+      way: a speculative decoder of this model and its parameters; None: plain decoding.
     """
 
     def __init__(
-        self, model: Any, rows: int, asked: Asked, stops: Sequence[int], *, room: int = 0, logprobs: bool = False
-    ):
+        self, model: Any, rows: int, asked: Asked, stops: Sequence[int], *, room: int = 0, logprobs: bool = False,
+        way: tuple[Speculative, Any] | None = None,
+    ):  # fmt: skip
         self.model, self.rows, self.stops = model, rows, tuple(stops)
         self.asked = asked
-        self.params = {"target": model.params, "draft": None}
+        usual = lambda: (speculative(model.lm, logprobs=logprobs), {"target": model.params, "draft": None})
+        self.plain, self.params = usual() if way is None else way
         greedy = set(asked.sampling) <= {"temperature"} and not asked.sampling.get("temperature")
-        self.plain = speculative(model.lm, logprobs=logprobs)
         self.decoder = self.plain.fitted(Needs(greedy=greedy))
         self.ends = len({*self.stops, *model.eos_ids}) or 1
         longest = min(asked.longest + asked.max_new_tokens, model.max_length)

@@ -59,6 +59,12 @@ SAID = {
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
     "verbalized:answers=3": decode.Verbalized(3),
+    "plan_search:observations=3,check=pkg.passed": decode.PlanSearch(3, check="pkg.passed"),
+    "route:drafters=prompt_lookup:length=8|none,folder=runs/router": decode.Route(
+        "prompt_lookup:length=8|none", folder="runs/router"
+    ),
+    "hide_message:message=tea at 5,size=9": decode.HideMessage("tea at 5", size=9),
+    'read_message:text=" and, then",size=3,secret=s': decode.ReadMessage(" and, then", 3, "s"),
     "ralm:documents=own.jsonl,ahead=os3,overlap=true": decode.Ralm("own.jsonl", ahead="os3", overlap=True),
     "ralm:documents=own.jsonl,ahead=2,separator=|": decode.Ralm("own.jsonl", ahead=2, separator="|"),
 }
@@ -122,7 +128,7 @@ def test_a_drafter_is_a_way_of_its_own():
 
 
 WRONG = {
-    "beem": "unknown way to decode 'beem'; choose plain, speculate, diffusion, soft_thinking, beam, .* a drafter",
+    "beem": "unknown way to decode 'beem'; choose plain, speculate, diffusion, soft_thinking, route, beam, .* a drafter",
     "beam:width=4": "decode 'beam' has no field 'width'; it has num_beams, length_penalty, early_stopping",
     "beam:num_beams": "'num_beams' is not FIELD=VALUE",
     "beam:num_beams=many": "num_beams must be int, got 'many'",

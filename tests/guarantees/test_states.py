@@ -263,6 +263,7 @@ WAYS = {
     "guidance": lambda small: ("plain:steer=guidance:scale=2", {}),
     "completions": lambda small: ("plain", DRAWN | {"num_return_sequences": 2}),
     "refilled": lambda small: ("speculate:drafter=none", DRAWN | {"batch_size": 2}),
+    "hide_message": lambda small: ("hide_message:message=a", DRAWN),
 }
 """Ways to decode and their options."""
 

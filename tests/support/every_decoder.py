@@ -32,7 +32,9 @@ from specjax.search import (
     BeamSearch,
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
+    HideMessage,
     Ralm,
+    ReadMessage,
     SelfAgreement,
     Smc,
     SmcSearch,
@@ -183,6 +185,8 @@ STEPWISE = {
     "self_agreement": lambda: SelfAgreement(
         2, before="n", each="m{answer}", after="l", answer="([a-m])", reply="k{answer}"
     )(LARGE, ["dim"], **WARM),
+    "hide_message": lambda: HideMessage("a")(LARGE, [[3, 8, 13]], **WARM),
+    "read_message": lambda: ReadMessage((3, 8, 1), 1)(LARGE, [[3, 8, 13]], **WARM | {"top_k": 24}),
     "speculative_thinking": lambda: THINKING(LARGE, [[3, 8, 13]], **WARM),
 }
 """The searches that a host steps."""

@@ -374,7 +374,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
     "drafts": ("rasd", "switch"),
-    "self_speculation": ("kangaroo", "swift", "del", "small_cache", "magicdec"),
+    "self_speculation": ("kangaroo", "swift", "del", "small_cache", "magicdec", "main_experts"),
     "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),
     "early_commit": ("prophet", "end_of_text"),

@@ -54,6 +54,8 @@ class ExpertsConfig:
       latent_size: the width of what experts read and give, between two further products; None: the model's.
       first_rank: the rank of the first of a token's k experts, counted from 1, the best. The others follow it in the order
         of choice. Weights that are divided by a sum are divided by that of these k (`specjax.models.routing`).
+      auxiliary: how many of a token's k experts, the last in the order of choice, are not computed. Their weights are lost: the
+        others keep those that they have among all k.
     """
 
     num_experts: int
@@ -76,6 +78,12 @@ class ExpertsConfig:
     ungated: Activation | None = None
     latent_size: int | None = None
     first_rank: int = 1
+    auxiliary: int = 0
+
+    @property
+    def main(self) -> int:
+        """The number of a token's experts that are computed, its first in the order of choice."""
+        return self.num_experts_per_tok - self.auxiliary
 
     @property
     def last_rank(self) -> int:
@@ -327,7 +335,8 @@ class SparseMLP(nnx.Module):
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
         latent = self.config.latent_size is not None
-        out = self.experts(self.into_latent(flat) if latent else flat, *self.router(flat))
+        weights, experts = (both[:, : self.config.main] for both in self.router(flat))
+        out = self.experts(self.into_latent(flat) if latent else flat, weights, experts)
         out = (self.out_of_latent(out) if latent else out).reshape(x.shape)
         if self.config.shared is None:
             return out

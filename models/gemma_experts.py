@@ -77,5 +77,6 @@ def with_experts(own: Any, x: Array, dense: Array) -> Array:
       dense: `[B, T, E]`, the MLP's output.
     """
     flat = x.reshape(-1, x.shape[-1])
-    chosen = own.experts(own.pre_feedforward_layernorm_2(flat), *own.router(flat)).reshape(x.shape)
+    weights, experts = (both[:, : own.router.config.main] for both in own.router(flat))
+    chosen = own.experts(own.pre_feedforward_layernorm_2(flat), weights, experts).reshape(x.shape)
     return own.post_feedforward_layernorm_1(dense) + own.post_feedforward_layernorm_2(chosen)

@@ -42,6 +42,10 @@ def routed(lm: Any, first: int, count: int, asks: str) -> Any:
       ValueError: for a model without experts, or one with fewer to choose from.
     """
     found, last = experts_of(lm, asks), first - 1 + count
+    if any(experts.auxiliary for experts in found):
+        raise ValueError(
+            f"{asks} chooses other experts, and this model leaves some of the chosen ones out: load another one"
+        )
     if first < 1 or count < 1:
         raise ValueError(f"{asks} counts experts from 1, the best of a token, got {min(first, count)}")
     if last > (room := min(experts.choices for experts in found)):
@@ -50,3 +54,26 @@ def routed(lm: Any, first: int, count: int, asks: str) -> Any:
         return dataclasses.replace(lm, lm=routed(lm.lm, first, count, asks))
     config = lm.config.every(ExpertsConfig, first_rank=first, num_experts_per_tok=count)
     return dataclasses.replace(lm, config=config)
+
+
+def main_alone(lm: Any, keep: int, asks: str) -> Any:
+    """The same model, with the same parameters, where a token's first `keep` experts are computed and no others.
+
+    Weights are those that these experts have among all of the token's, so the weights of the others are lost
+    (arXiv:2503.00634). `routed` differs from it in routers that divide weights by their sum. Shared experts stay.
+
+    Args:
+      lm: a `LlamaLM`, or a `Mapped` of one.
+      keep: fewer than a token has in any layer, and at least 1.
+      asks: what needs that, for errors.
+
+    Raises:
+      ValueError: for a model without experts, and for another `keep`.
+    """
+    most = min(experts.main for experts in experts_of(lm, asks))
+    if not 0 < keep < most:
+        raise ValueError(f"{asks} keeps at least one expert of a token and fewer than its {most}, got {keep}")
+    if isinstance(lm, Mapped):
+        return dataclasses.replace(lm, lm=main_alone(lm.lm, keep, asks))
+    left = lambda experts: dataclasses.replace(experts, auxiliary=experts.num_experts_per_tok - keep)
+    return dataclasses.replace(lm, config=lm.config.mapped(ExpertsConfig, left))

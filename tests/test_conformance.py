@@ -211,7 +211,7 @@ def pairs(able: bool):
         own = f"draft-{tree_of(VERIFIERS[verifier]).partition(':')[0]}"
         can = judged(VERIFIERS[verifier], DRAFTERS)
         if not able:
-            yield from ((verifier, name) for name in DRAFTERS if name not in can)
+            yield from ((verifier, name) for name in DRAFTERS if name not in can and not model_of(name))
             continue
         others = [name for name in can if name in EACH_KIND and name != own]
         yield from ((verifier, name) for name in (own,) if name in can)

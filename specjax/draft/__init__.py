@@ -58,6 +58,7 @@ from specjax.draft.mirror import MirrorSD as MirrorSD
 from specjax.draft.small_cache import SmallCache as SmallCache
 from specjax.draft.magicdec import MagicDec as MagicDec
 from specjax.draft.rapid import Rapid as Rapid
+from specjax.draft.main_experts import MainExperts as MainExperts
 from specjax.draft.lud import Lud as Lud
 from specjax.draft.lookahead import Lookahead as Lookahead
 from specjax.draft.cascade import Cascade as Cascade

@@ -68,7 +68,7 @@ class Utility(Paying):
         found = next((layer.feed for layer in layers if isinstance(layer.feed, ExpertsConfig)), None)
         if self.experts or found is None:
             return self
-        return dataclasses.replace(self, experts=found.num_experts, chosen=found.num_experts_per_tok)
+        return dataclasses.replace(self, experts=found.num_experts, chosen=found.main)
 
     def distinct(self, tokens: Array) -> Array:
         """D: how many distinct experts this many tokens are expected to use; 1 without experts."""

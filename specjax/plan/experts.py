@@ -75,7 +75,7 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
     own = [(path[: path.index("experts")], leaf) for path, leaf in leaves if "experts" in path]
     layers = len({tuple(path) for path, _ in own})
     size = chip_bytes([leaf for _, leaf in own])
-    return Chosen(config.num_experts, config.num_experts_per_tok, layers, size, rows, nodes)
+    return Chosen(config.num_experts, config.main, layers, size, rows, nodes)
 
 
 def grouped(own: Chosen, kernel: Kernel) -> Kernel:

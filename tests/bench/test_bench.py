@@ -49,6 +49,7 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     assert "left out draft: the draft model has 1536 tokens and the target 32" in err
     assert "left out medusa: tiny-medusa was trained for the target 'tiny'" in err
     assert "left out swift: " in err  # this target has too few layers
+    assert "left out main_experts: main_experts chooses among a model's experts, and this one has none" in err
     for row in content["rows"]:
         assert list(row) == ROW and row["identical_text"] is True and row["tokens_per_second"] > 0
     plain = content["rows"][0]

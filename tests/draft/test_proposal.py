@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import CAPACITY, CONFIG, DRAFTERS, SLOW, TARGET, but_slow, params
+from support.conformance import CAPACITY, CONFIG, DRAFTERS, SLOW, but_slow, params, target_of
 
 import specjax
 from specjax.draft import Extra, NoDrafter, PromptLookup, Proposal, TokenRecycling, View, fuse
@@ -87,7 +87,7 @@ STORELESS = [name for name in DRAFTERS if name not in ("rest", "rasd")]  # a sto
 )
 def test_a_drafter_says_what_its_trees_are(name):
     """Before any is proposed, as a verifier asks it; and drawn children come with their distributions, others without."""
-    decoder, model = specjax.speculative(TARGET, DRAFTERS[name]), params(name)
+    decoder, model = specjax.speculative(target_of(name), DRAFTERS[name]), params(name)
     drafter = decoder.drafter.recording(True)
     decoder = dataclasses.replace(decoder, drafter=drafter)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import CAPACITY, DRAFTERS, TARGET, params
+from support.conformance import CAPACITY, DRAFTERS, params, target_of
 from support.growth import B, V, paths_of, sampler_of, well_formed
 
 import specjax
@@ -124,7 +124,7 @@ OF_TREES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_TREES.values())
 def test_drafters_say_whether_levels_share_a_distribution(name):
-    decoder, found = specjax.speculative(TARGET, DRAFTERS[name].growing(Noted([]))), []
+    decoder, found = specjax.speculative(target_of(name), DRAFTERS[name].growing(Noted([]))), []
     drafter = decoder.drafter.growing(Noted(found))
 
     def propose(model):

@@ -54,6 +54,7 @@ _IN_THE_SLOW_SET = {
     "omnidraft",
     "longspec",
     "rapid",
+    "main_experts",
 }
 FAST = {*first_lines(), *map(grown_by, EXPANDERS)} - _IN_THE_SLOW_SET
 """Every registered name has a line in the fast set, or its parts have; the slow one has what differs from another line in
@@ -68,7 +69,7 @@ SLOW = (
     "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
     "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
-    "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec", "rapid",
+    "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec", "rapid", "main_experts",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""
 

@@ -54,6 +54,7 @@ from specjax.draft import (
     LSTMSpeculator,
     Lud,
     MagicDec,
+    MainExperts,
     Medusa,
     MirrorSD,
     MLPSpeculator,
@@ -207,6 +208,7 @@ DRAFTERS: dict[str, Drafter] = {
     "magicdec": MagicDec("streaming", budget=2, sinks=1),
     "magicdec-snapkv": MagicDec(budget=33, recent=2, expander=TopK(k=2, depth=2, nodes=5)),
     "rapid": Rapid(chunk=2, least=1, question=1, sinks=1, joint=(2,), expander=Chain(2)),
+    "main_experts": MainExperts(expander=Chain(3)),
     "cascade": Cascade(DRAFT, PromptLookup(length=2, min_ngram=1), 3, 1),
     "switch": Switch((PromptLookup(length=3, min_ngram=1), ModelDrafter(DRAFT, Chain(2))), pool=0),
     "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),
@@ -215,6 +217,9 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line per drafter and expander."""
 
+
+OVER = {"main_experts": "experts"}
+"""Lines of the table that need another of `MODELS` than `TARGET`."""
 
 AHEAD = 32
 """What their rings have besides a window: few slots, so that texts go round them."""
@@ -358,7 +363,12 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
 
 def model_of(name: str) -> str:
     """Which of `MODELS` a line is over; nothing: `TARGET`."""
-    return name.partition("@")[2]
+    return name.partition("@")[2] or OVER.get(name, "")
+
+
+def target_of(name: str):
+    """The model that a line is over."""
+    return MODELS.get(model_of(name), TARGET)
 
 
 @functools.cache
@@ -387,7 +397,7 @@ def params(name: str = "draft-chain"):
 
 def params_of(drafter: Drafter):
     """The parameters of a drafter of the table; a draft LM's for any other."""
-    found = (name for name, known in DRAFTERS.items() if drafter in (known, known.bind(TARGET)))
+    found = (name for name, known in DRAFTERS.items() if drafter in (known, known.bind(target_of(name))))
     return params(next(found, "draft-chain"))
 
 
@@ -502,7 +512,7 @@ def ended(decoder, model, rows: Rows = MIXED, **options):
 
 def decoder_of(name: str):
     """The decoder of a line of `DRAFTERS` or `ON_MODELS`; layers with a window have rings."""
-    target = MODELS.get(model_of(name), TARGET)
+    target = target_of(name)
     decoder = specjax.speculative(target, (DRAFTERS | ON_MODELS)[name])
     if not target.has_windows:
         return decoder

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from support.compiled import optimised
-from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, TWINS, params, same, start, texts
+from support.conformance import CAPACITY, DRAFTERS, MIXED, OVER, TARGET, TWINS, params, same, start, texts
 from support.shapes import changed
 
 import specjax
@@ -134,9 +134,11 @@ def run(decoder, params, state):
 LESS = ("diffusion_draft", "eagle1", "eagle3")
 """Drafters that another line has with more: weights, or nodes ranked by their odds."""
 
-SPLIT = [name for name in DRAFTERS if name not in (*TWINS, *LESS) or name in ("draft-top_k", "draft-iid", "eagle2")]
-"""What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that
-draws."""
+SPLIT = [
+    name for name in DRAFTERS if name not in (*TWINS, *LESS, *OVER) or name in ("draft-top_k", "draft-iid", "eagle2")
+]
+"""What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that draws, and
+none that needs another target."""
 
 OPTIMISED = ("prompt_lookup", "draft-top_k", "eagle2", "fuse")
 """One of each kind, whose steps are compiled as users do on a first mesh."""

@@ -68,7 +68,7 @@ def with_experts(lm: LlamaLM = TARGET) -> LlamaLM:
 
 def target_of(name: str, lm: LlamaLM = TARGET) -> LlamaLM:
     """What a line is over."""
-    return with_layers(lm, 3) if name in DEEP else lm
+    return with_experts(lm) if name == "main_experts" else with_layers(lm, 3) if name in DEEP else lm
 
 
 def line_of(name: str, lm: LlamaLM = TARGET) -> Drafter:

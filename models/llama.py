@@ -22,6 +22,7 @@ from specjax.kernels.tree_attention import Implementation
 from specjax.lm import Block, Draw, Output, Partial, Source, Wants, inputs
 from specjax.models.attention import AttentionConfig
 from specjax.models.caches.base import Old, OldCache
+from specjax.models.caches.prompt import PromptCache
 from specjax.models.embedding import EmbeddingConfig, entered, positions_of
 from specjax.models.encoder import EncoderConfig
 from specjax.models.few_bits import dot, embedded, is_quantised, padded_rows, scores
@@ -185,11 +186,6 @@ class LlamaLM:
     def reads_stale(self) -> bool:
         """Whether `layers` takes `stale`: the layers add their branches to one stream."""
         return not any(layer.streams or layer.normed_stream for layer in self.config.layers)
-
-    @property
-    def widest(self) -> int | None:
-        """The most prompt tokens that are read together if the cache forgets: as many as are folded."""
-        return None if self.old is None else self.old.chunk
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
@@ -435,18 +431,21 @@ class LlamaLM:
         h = embedded(table["embedding"], tokens, own.vocab_size)
         return h * jnp.asarray(own.scale, jnp.float32)
 
-    def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
-        """See `specjax.lm.LM.begin`. The cache is returned unchanged, unless it forgets; then it is as the first step
-        would leave it.
+    def reading(self, cache: Any, capacity: int) -> Any:
+        """See `specjax.lm.LM.reading`."""
+        return PromptCache.empty(cache, capacity) if isinstance(cache, OldCache) else cache
 
-        Rows batched with a longer prompt were read further, and folded tokens that they would not have folded alone.
-        """
-        return cache.begun(lengths - 1) if isinstance(cache, OldCache) else cache
+    def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
+        """See `specjax.lm.LM.begin`. The cache is returned unchanged, unless it forgets; then older tokens of the prompt
+        are folded."""
+        return cache.folded(lengths - 1) if isinstance(cache, PromptCache) else cache
 
     def commit(self, cache: Any, delta: KVDelta, src: Array | None, dst: Array, counts: Array | None = None) -> Any:
         """See `specjax.lm.LM.commit`."""
         if isinstance(cache, OldCache):
             return cache.commit(delta, src, dst)
+        if isinstance(cache, PromptCache):
+            return cache.commit(delta, src, dst, counts)
         of_each = zip(self.config.state_mixers, cache.states, delta.states, strict=True)
         states = tuple(committed(mixer, state, own, src, dst, counts) for mixer, state, own in of_each)
         return dataclasses.replace(commit_kv(cache, delta, src, dst), states=states)
@@ -473,7 +472,7 @@ class LlamaLM:
         return {"heads": heads, "kv_heads": shared, "state_heads": states} | experts
 
     def cache_axes(self, cache: Any) -> Any:
-        return cache.axes() if isinstance(cache, OldCache) else kv_axes(cache, self.config)
+        return cache.axes() if isinstance(cache, (OldCache, PromptCache)) else kv_axes(cache, self.config)
 
 
 @functools.lru_cache(maxsize=64)

@@ -97,6 +97,9 @@ class Mapped:
     def encode(self, params, cache, source):
         return self.lm.encode(self.ours(params), cache, source)
 
+    def reading(self, cache, capacity):
+        return self.lm.reading(cache, capacity)
+
     def begin(self, params, cache, lengths):
         return self.lm.begin(params, cache, lengths)  # which reads no parameters
 

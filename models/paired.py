@@ -131,6 +131,10 @@ class Paired(abc.ABC):
         """See `specjax.lm.LM.source`."""
         return self.lm.source(cache.own)
 
+    def reading(self, cache: PairedCache, capacity: int) -> PairedCache:
+        """See `specjax.lm.LM.reading`."""
+        return cache
+
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
         """See `specjax.lm.LM.begin`."""
         return cache

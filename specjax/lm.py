@@ -346,6 +346,14 @@ class LM(Protocol):
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> PyTree: ...
 
+    def reading(self, cache: PyTree, capacity: int) -> PyTree:
+        """The empty cache in which prompts of up to `capacity` tokens are read, for rows like those of an empty `cache`.
+
+        It is that cache, unless the model keeps less of a text than it reads. Then `begin` makes a cache like the given
+        one of it.
+        """
+        ...
+
     def encode(self, params: PyTree, cache: PyTree, source: Source) -> PyTree:
         """The rows' cache after the encoder has read their sources.
 
@@ -368,7 +376,8 @@ class LM(Protocol):
         """The rows' cache before their first step, after all but the last token of their prompts was read (`lengths`
         `[B]`).
 
-        For models that read something besides the text. What it computes for a row must not depend on other rows.
+        For models that read something besides the text, or keep less than they read (`reading`). What it computes for a
+        row must not depend on other rows.
         """
         ...
 
@@ -443,6 +452,10 @@ class BaseLM:
 
     def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """See `LM.begin`: the cache as it is."""
+        return cache
+
+    def reading(self, cache: PyTree, capacity: int) -> PyTree:
+        """See `LM.reading`: the cache as it is."""
         return cache
 
     def encode(self, params: PyTree, cache: PyTree, source: Source) -> PyTree:

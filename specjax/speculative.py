@@ -144,7 +144,8 @@ class Speculative(Decoder[DecodeState]):
             return self
         if not (target.has_windows or target.old):
             return self
-        width = parts(self.mesh, "tokens") * PREFILL_WIDTHS[-1] if target.old is None else target.old.chunk
+        # a cache that forgets reads prompts whole
+        width = parts(self.mesh, "tokens") * PREFILL_WIDTHS[-1] if target.old is None else 1
         ahead = max(self.drafter.depth + 1, width) + int(self.drafter.looks_back)
         return dataclasses.replace(self, target=dataclasses.replace(target, ahead=ahead))
 
@@ -317,16 +318,16 @@ class Speculative(Decoder[DecodeState]):
         return self._constrain(dataclasses.replace(state, cache=cache, draft=draft))
 
     def _width(self, prompt_length, asked=None):
-        """Tokens per prefill chunk: as asked, or the record's own; no more than the target's cache takes
-        (`LlamaLM.widest`).
-        """
-        width = asked or prefill_width(prompt_length, parts(self.mesh, "tokens"))
-        return min(width, getattr(self.target, "widest", None) or width)
+        """Tokens per prefill chunk: as asked, or the record's own."""
+        return asked or prefill_width(prompt_length, parts(self.mesh, "tokens"))
 
     def _fresh(self, params, state, count, prefix: Prefix | None = None):
         """`count` rows before their prefill, or after that of a prefix; the shared part comes from the state."""
         dtype = dtype_of(state.cache)
         fresh = self.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
+        fresh = self._constrain(
+            dataclasses.replace(fresh, cache=self.target.reading(fresh.cache, fresh.tokens.shape[1]))
+        )
         if prefix is not None:
             repeat = lambda old, row: jnp.broadcast_to(row, old.shape) if row.ndim else old
             own = ("tokens", "cache", "draft")

@@ -6,4 +6,5 @@ from specjax.models.caches.gear import GEAR as GEAR
 from specjax.models.caches.spatten import SpAtten as SpAtten
 
 # the contract
-from specjax.models.caches.base import Layer as Layer, Old as Old, OldCache as OldCache
+from specjax.models.caches.base import Layer as Layer, Old as Old, OldCache as OldCache, Whole as Whole
+from specjax.models.caches.prompt import PromptCache as PromptCache

@@ -1,7 +1,8 @@
 """The contract of a cache policy of an autoregressive model, which decides how older tokens are kept.
 
-The newest tokens are kept exactly, in a ring. The oldest of them are folded, a chunk at a time, into a layer's body.
-The policy defines the body, and queries see it together with the ring. In the shape descriptions `B` denotes rows, `K`
+The newest tokens are kept exactly, in a ring. A prompt is read whole, and its older tokens are then folded into a
+layer's body. After that the oldest tokens of the ring are folded, a chunk at a time. The policy defines the body, and
+queries see it together with the ring. In the shape descriptions `B` denotes rows, `K`
 kv-heads, `G` query heads of each, `H` their width, `R` slots of a ring, `C` those of a body, `g` tokens of a chunk, `W`
 queries of a window.
 """
@@ -31,8 +32,9 @@ class Layer(Pretty):
       key: `[B, K, g, H]`, of the chunk.
       value: as `key`.
       ring: `[B, K, R, H]`, keys of all newest tokens, including the chunk.
-      query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring; each is used once per text.
+      query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring.
       seen: `[B, W, R]` bool, the ring slots that these queries saw.
+      fresh: `[B, W]` bool, the queries that no earlier fold was given.
       positions: `[B, g]` int32, of the chunk; they follow the last chunk's.
     """
 
@@ -41,10 +43,11 @@ class Layer(Pretty):
     ring: Float[Array, "B K R H"]
     query: Float[Array, "B K W G H"]
     seen: Bool[Array, "B W R"]
+    fresh: Bool[Array, "B W"]
     positions: Int[Array, "B g"]
 
-    def received(self, body: Array, used: Array) -> tuple[Array, Array]:
-        """The average attention that slots of a body `[B, K, C, H]` and of the ring receive from the window's queries.
+    def attention(self, body: Array, used: Array) -> Array:
+        """The attention of the window's queries to the slots of a body `[B, K, C, H]` and to the chunk.
 
         It is computed from plain scores, without a layer's sinks and soft cap.
 
@@ -53,15 +56,42 @@ class Layer(Pretty):
           used: `[B, C]` bool, the slots in use.
 
         Returns:
-          `[B, K, C]` and `[B, K, R]`, float32, which sum to 1.
+          `[B, K, W, C + g]` float32, the mean over the query heads that share keys.
         """
         keys = jnp.concatenate([body, self.ring], axis=2)
-        seen = jnp.concatenate(
-            [jnp.broadcast_to(used[:, None], (*self.seen.shape[:2], used.shape[1])), self.seen], axis=2
-        )
-        scores = jnp.einsum("bkwgh,bksh->bkwgs", self.query, keys, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(jnp.where(seen[:, None, :, None], scores, -1e30), axis=-1).mean(axis=(2, 3))
-        return weights[..., : body.shape[2]], weights[..., body.shape[2] :]
+        used = jnp.broadcast_to(used[:, None], (*self.seen.shape[:2], used.shape[1]))
+        weights = attention(self.query, keys, jnp.concatenate([used, self.seen], axis=2))
+        slots = body.shape[2] + self.positions % self.ring.shape[2]
+        chunk = jnp.take_along_axis(weights, slots[:, None, None], axis=3)
+        return jnp.concatenate([weights[..., : body.shape[2]], chunk], axis=3)
+
+
+def attention(query: Array, key: Array, seen: Array) -> Array:
+    """The weights `[B, K, W, S]` of queries `[B, K, W, G, H]`, scaled, over keys `[B, K, S, H]`: means over `G`, float32.
+
+    `seen` `[B, W, S]` says which keys a query sees.
+    """
+    scores = jnp.einsum("bkwgh,bksh->bkwgs", query, key, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(jnp.where(seen[:, None, :, None], scores, -1e30), axis=-1).mean(axis=3)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Whole(Pretty):
+    """One layer's part of prompts that were read, in slots by position.
+
+    Attributes:
+      key: `[B, K, S, H]`.
+      value: as `key`.
+      every: `[B, K, S]` float32, the attention that a slot received from all queries of the prompt, summed; a mean over
+        the query heads that share keys. None if the policy uses no queries.
+      last: `[B, K, S]` float32, the mean over the last W queries; None as `every`.
+    """
+
+    key: Float[Array, "B K S H"]
+    value: Array
+    every: Float[Array, "B K S"] | None = None
+    last: Float[Array, "B K S"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +123,19 @@ class Old(abc.ABC):
           batch: B.
           capacity: how many positions a row may have.
           dtype: of keys and values.
+        """
+
+    @abc.abstractmethod
+    def begin(
+        self, bodies: tuple[Any, ...], prompts: tuple[Whole, ...], folded: Array, lengths: Array
+    ) -> tuple[Any, ...]:
+        """The bodies of all layers after prompts were read.
+
+        Args:
+          bodies: empty ones, of the layers with their own keys.
+          prompts: what was read of these layers.
+          folded: `[B]` int32, the tokens that come into the bodies, the first of every row; multiples of g.
+          lengths: `[B]` int32, all tokens that were read.
         """
 
     @abc.abstractmethod
@@ -138,6 +181,7 @@ class OldCache(Pretty):
       rings: a tuple over layers.
       bodies: a tuple over layers, the policy's bodies; None for a layer with a window, whose ring holds all that it sees.
       folded: `[B]` int32; positions below it are in the bodies.
+      asked: `[B]` int32; queries below it were given to the policy.
       policy: static.
       ahead: static, how many positions a commit may write.
     """
@@ -145,6 +189,7 @@ class OldCache(Pretty):
     rings: tuple[Ring, ...]
     bodies: tuple[Any | None, ...]
     folded: Int[Array, " B"]
+    asked: Int[Array, " B"]
     policy: Any = dataclasses.field(metadata={"static": True})
     ahead: int = dataclasses.field(metadata={"static": True})
 
@@ -181,12 +226,13 @@ class OldCache(Pretty):
             )
         fresh = lambda i: policy.init(config, i, batch, capacity, dtype)
         bodies = tuple(fresh(i) if own is None else None for i, own in zip(owners, windows, strict=True))
-        return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
+        none = lambda: jnp.zeros((batch,), jnp.int32)
+        return cls(tuple(rings), bodies, none(), none(), policy, ahead)
 
     def layer(self, index: int, length: Array) -> Slots:
         """The slots of a layer seen by queries after `length` `[B]` tokens."""
         ring, body, asks = self.rings[index], self.bodies[index], self.policy.asks > 0
-        held = _held(ring.key.shape[2], length)
+        held = held_after(ring.key.shape[2], length)
         if body is None:
             return Slots(ring.key, ring.value, held, asks=asks)
         key, value, seen = self.policy.read(body, self.folded)
@@ -220,10 +266,10 @@ class OldCache(Pretty):
         """The cache with all chunks folded that leave `recent` tokens before `length` `[B]`, where a step begins."""
         policy, slots = self.policy, self.rings[0].key.shape[2]
         due = lambda folded: length - folded >= policy.recent + policy.chunk
-        held = _held(slots, length)
+        held = held_after(slots, length)
 
         def fold(carry):
-            bodies, folded = carry
+            bodies, folded, asked = carry
             positions = folded[:, None] + jnp.arange(policy.chunk)[None]
             asking = folded[:, None] + policy.recent + policy.chunk - policy.asks + jnp.arange(policy.asks)[None]
             seen = (held[:, None] <= asking[:, :, None]) & (held >= folded[:, None])[:, None]
@@ -234,18 +280,21 @@ class OldCache(Pretty):
                 query = ring.key if ring.query is None else ring.query  # of no tokens if the policy uses none
                 query = take(query, asking).reshape(*query.shape[:2], policy.asks, query.shape[3] // width, width)
                 chunk = take(ring.key, positions), take(ring.value, positions)
-                layers.append(Layer(*chunk, ring.key, query, seen, positions))
+                layers.append(Layer(*chunk, ring.key, query, seen, asking >= asked[:, None], positions))
             full = policy.fold(tuple(body for body in bodies if body is not None), tuple(layers), folded)
             left = iter(full)
             new = tuple(None if body is None else next(left) for body in bodies)
             chosen = lambda old, new: jnp.where(due(folded).reshape(-1, *[1] * (old.ndim - 1)), new, old)
-            return jax.tree.map(chosen, bodies, new), folded + jnp.where(due(folded), policy.chunk, 0)
+            after = folded + jnp.where(due(folded), policy.chunk, 0)
+            asked = jnp.where(due(folded), jnp.maximum(asked, after + policy.recent), asked)
+            return jax.tree.map(chosen, bodies, new), after, asked
 
-        bodies, folded = jax.lax.while_loop(lambda carry: jnp.any(due(carry[1])), fold, (self.bodies, self.folded))
-        return dataclasses.replace(self, bodies=bodies, folded=folded)
+        carry = self.bodies, self.folded, self.asked
+        bodies, folded, asked = jax.lax.while_loop(lambda carry: jnp.any(due(carry[1])), fold, carry)
+        return dataclasses.replace(self, bodies=bodies, folded=folded, asked=asked)
 
 
-def _held(slots: int, length: Array) -> Array:
+def held_after(slots: int, length: Array) -> Array:
     """The positions `[B, R]` that a ring holds after `length` `[B]` tokens; negative for empty slots."""
     last = length[:, None] - 1
     return last - (last - jnp.arange(slots)[None]) % slots

@@ -2,13 +2,14 @@
 them."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.models.caches.base import Layer, Old
+from specjax.models.caches.base import Layer, Old, Whole
 from specjax.pretty import Pretty
 
 Array = jax.Array
@@ -22,14 +23,12 @@ class Centres(Pretty):
     Attributes:
       key: `[B, K, C, H]`.
       value: as `key`.
-      score: `[B, K, C]` float32, the attention received since a token was added, over all chunks.
-      chunks: `[B, K, C]` float32, the number of these chunks.
+      score: `[B, K, C]` float32, the attention received from all queries so far.
     """
 
     key: Array
     value: Array
     score: Array
-    chunks: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +38,19 @@ class EMS(Old):
     A token is merged into the kept token with the most similar key, or evicted if none is similar. Merged keys include
     their rotation by position.
 
-    Importance is the mean of a local and a global value. Local is the attention from the last chunk's queries. Global
-    is the attention from all chunks since the token was added, divided by their number, so that early tokens, which
-    more queries saw, have no advantage. The paper's way to combine the two is unknown to us, as is its threshold.
+    Importance is the larger of a local and a global value, as in the paper. Both are means over queries of the attention
+    that a token receives: the local one over the last `chunk` queries, the global one over all of them. A token that
+    leaves the exact ones after the prompt begins its global value with the attention of the last chunk.
+
+    Importance is averaged over `pool` neighbours before the best are taken, as SnapKV does (arXiv:2404.14469): a fact
+    stands in several tokens, and a question looks at one of them. The paper's threshold is unknown to us, and whether it
+    pools.
 
     Attributes:
       budget: C.
       threshold: the bound of the cosine of two keys, above which a token is merged; otherwise it is evicted. 1: all are
         evicted; -1: none is.
+      pool: how many neighbouring tokens share their importance, an odd number; 1: none.
     """
 
     about = About(
@@ -55,6 +59,7 @@ class EMS(Old):
 
     budget: int = 256
     threshold: float = 0.6
+    pool: int = 5
 
     def __post_init__(self):
         if (
@@ -62,9 +67,12 @@ class EMS(Old):
             or self.budget % self.chunk
             or self.recent < 0
             or not -1 <= self.threshold <= 1
+            or self.pool < 1
+            or self.pool % 2 == 0
         ):
             raise ValueError(
-                f"ems needs a chunk of at least 1, a budget of some chunks, recent >= 0 and threshold in [-1, 1], got {self}"
+                "ems needs a chunk of at least 1, a budget of some chunks, recent >= 0, threshold in [-1, 1] and an odd pool, "
+                f"got {self}"
             )
 
     @property
@@ -74,58 +82,86 @@ class EMS(Old):
     def init(self, config, layer, batch, capacity, dtype):
         kind = config.attention(layer)
         zeros = lambda kind_, *more: jnp.zeros((batch, kind.num_key_value_heads, self.budget, *more), kind_)
-        return Centres(zeros(dtype, kind.head_dim), zeros(dtype, kind.head_dim), zeros(jnp.float32), zeros(jnp.float32))
+        return Centres(zeros(dtype, kind.head_dim), zeros(dtype, kind.head_dim), zeros(jnp.float32))
 
     def read(self, body, folded):
         used = jnp.arange(self.budget)[None] < folded[:, None]
         return body.key, body.value, used
+
+    def begin(self, bodies, prompts, folded, lengths):
+        return tuple(self._begin(prompt, folded, lengths) for prompt in prompts)
+
+    def _begin(self, prompt: Whole, folded: Array, lengths: Array) -> Centres:
+        assert prompt.every is not None and prompt.last is not None
+        room = max(self.budget - prompt.key.shape[2], 0)
+        pad = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, room), *[(0, 0)] * (x.ndim - 3)))
+        every = jax.tree.map(pad, Centres(prompt.key, prompt.value, prompt.every))
+        there = jnp.arange(every.key.shape[2])[None] < folded[:, None]
+        return self._kept(every, importance(every.score, pad(prompt.last), lengths), there)
 
     def fold(self, bodies, layers, folded):
         return tuple(self._fold(body, layer, folded) for body, layer in zip(bodies, layers, strict=True))
 
     def _fold(self, body: Centres, layer: Layer, folded: Array) -> Centres:
         used = jnp.arange(self.budget)[None] < folded[:, None]
-        local, ring = layer.received(body.key, used)
-        slots = (layer.positions % layer.ring.shape[2])[:, None]
-        ring = jnp.take_along_axis(ring, slots, axis=2)
-        chunk = Centres(layer.key, layer.value, ring, jnp.ones_like(ring))
-        body = dataclasses.replace(body, score=body.score + local, chunks=body.chunks + used[:, None])
+        weights = layer.attention(body.key, used)
+        chunk = Centres(layer.key, layer.value, jnp.zeros_like(weights[:, :, 0, self.budget :]))
         every = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=2), body, chunk)
-        local = jnp.concatenate([local, ring], axis=2)
-        there = jnp.concatenate([used, jnp.ones((used.shape[0], self.chunk), bool)], axis=1)[:, None]
-        worth = jnp.where(there, (local + every.score / jnp.maximum(every.chunks, 1)) / 2, -1.0)
-        order = jnp.argsort(-worth, axis=2)
-        kept, rest = jnp.sort(order[..., : self.budget], axis=2), order[..., self.budget :]
-        # if there is room for all, the kept ones are the tokens so far and the empty slots after them; the rest are
-        # empty
-        kept = jnp.where(folded[:, None, None] < self.budget, _behind(folded, self.budget, self.chunk), kept)
-        full = (folded >= self.budget)[:, None, None]
-        centres, others = (jax.tree.map(lambda x, at=at: _take(x, at), every) for at in (kept, rest))
-        return self._merged(centres, others, jnp.broadcast_to(full, rest.shape))
+        given = jnp.einsum("bkws,bw->bks", weights, layer.fresh.astype(jnp.float32))
+        every = dataclasses.replace(every, score=every.score + given)
+        there = jnp.concatenate([used, jnp.ones((used.shape[0], self.chunk), bool)], axis=1)
+        queries = folded + self.recent + self.chunk
+        return self._kept(every, importance(every.score, weights.mean(axis=2), queries), there)
 
-    def _merged(self, centres: Centres, others: Centres, there: Array) -> Centres:
-        """The centres after merging the other tokens that are `there` `[B, K, g]` into similar ones."""
+    def _kept(self, every: Centres, worth: Array, there: Array) -> Centres:
+        """The most important of the tokens `[B, K, S]` that are `there` `[B, S]`, in their order, with others merged into
+        them."""
+        size, there = worth.shape[2], jnp.broadcast_to(there[:, None], worth.shape)
+        near = (1, 1, self.pool), (1, 1, 1), "SAME"
+        worth = jax.lax.reduce_window(jnp.where(there, worth, 0.0), 0.0, jax.lax.add, *near) / self.pool
+        at = jax.lax.top_k(jnp.where(there, worth, -1.0), self.budget)[1]
+        at = (
+            jnp.sort(jnp.where(jnp.take_along_axis(there, at, axis=2), at, at + size), axis=2) % size
+        )  # empty ones last
+        out = jax.vmap(jax.vmap(lambda there, at: there.at[at].set(False)))(there, at)
+        return self._merged(jax.tree.map(lambda x: _take(x, at), every), every, out)
+
+    def _merged(self, centres: Centres, every: Centres, out: Array) -> Centres:
+        """The centres after merging the other tokens, which are `out` `[B, K, S]`, into similar ones."""
         unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x.astype(jnp.float32), axis=-1, keepdims=True), 1e-9)
-        like = jnp.einsum("bkgh,bkch->bkgc", unit(others.key), unit(centres.key))
-        into = jax.nn.one_hot(jnp.argmax(like, axis=-1), self.budget)
-        goes = there & (jnp.max(like, axis=-1) > self.threshold)
-        weight = into * (others.score * goes)[..., None]  # [B, K, g, C]
-        brought = weight.sum(axis=2)
+        like = jnp.einsum("bksh,bkch->bksc", unit(every.key), unit(centres.key))
+        goes = out & (jnp.max(like, axis=-1) > self.threshold)
+        weight = jnp.where(goes, every.score, 0.0)  # [B, K, S]
+        summed = functools.partial(_summed, into=jnp.argmax(like, axis=-1), size=self.budget)
+        brought = summed(weight)
         whole = centres.score + brought
         mean = lambda own, other: (
-            (own * centres.score[..., None] + jnp.einsum("bkgc,bkgh->bkch", weight, other.astype(jnp.float32)))
+            (own * centres.score[..., None] + summed(weight[..., None] * other.astype(jnp.float32)))
             / jnp.maximum(whole, 1e-30)[..., None]
         )
         blend = lambda own, other: jnp.where((brought > 0)[..., None], mean(own, other), own).astype(own.dtype)
-        return Centres(blend(centres.key, others.key), blend(centres.value, others.value), whole, centres.chunks)
+        return Centres(blend(centres.key, every.key), blend(centres.value, every.value), whole)
 
 
-def _behind(folded: Array, budget: int, chunk: int) -> Array:
-    """For a body with room: the indices `[B, 1, C]` of its next tokens in the concatenation of body and chunk; the
-    chunk follows the others."""
-    at = jnp.arange(budget)[None]
-    ours = (at >= folded[:, None]) & (at < folded[:, None] + chunk)
-    return jnp.where(ours, budget + at - folded[:, None], at)[:, None]
+def importance(every: Array, last: Array, queries: Array) -> Array:
+    """The importance `[B, K, S]` of tokens: the larger of two means of the attention that they received.
+
+    Args:
+      every: `[B, K, S]`, from all queries, summed.
+      last: `[B, K, S]`, from the last ones, a mean.
+      queries: `[B]`, how many queries there were.
+
+    >>> rows = jnp.asarray([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.7, 0.1, 0.2, 0], [0.1, 0.1, 0.3, 0.5]])
+    >>> importance(rows.sum(0)[None, None], rows[-2:].mean(0)[None, None], jnp.asarray([4]))[0, 0].round(3).tolist()
+    [0.575, 0.175, 0.25, 0.25]
+    """
+    return jnp.maximum(every / jnp.maximum(queries, 1)[:, None, None], last)
+
+
+def _summed(x: Array, into: Array, size: int) -> Array:
+    """Sums `[B, K, size, ...]` of entries `[B, K, S, ...]` by where they go, `into` `[B, K, S]`."""
+    one = lambda x, into: jnp.zeros((size, *x.shape[1:]), x.dtype).at[into].add(x)
+    return jax.vmap(jax.vmap(one))(x, into)
 
 
 def _take(x: Array, at: Array) -> Any:

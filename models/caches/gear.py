@@ -92,6 +92,19 @@ class GEAR(Old):
         key, value = (flat(self.restored(part, axis)) for part, axis in zip(body, (3, 4), strict=True))
         return key, value, jnp.arange(key.shape[2])[None] < folded[:, None]
 
+    def begin(self, bodies, prompts, folded, lengths):
+        return tuple(self._begin(body, prompt) for body, prompt in zip(bodies, prompts, strict=True))
+
+    def _begin(self, body, prompt):
+        chunks = body[0].codes.shape[2]
+
+        def cut(x):
+            size = chunks * self.chunk
+            x = jnp.pad(x[:, :, :size], ((0, 0), (0, 0), (0, max(size - x.shape[2], 0)), (0, 0)))
+            return x.reshape(*x.shape[:2], chunks, self.chunk, x.shape[3])
+
+        return self.packed(cut(prompt.key), 3), self.packed(cut(prompt.value), 4)
+
     def fold(self, bodies, layers, folded):
         put = jax.vmap(lambda old, new, at: jax.lax.dynamic_update_index_in_dim(old, new, at, 1))
         return tuple(

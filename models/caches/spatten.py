@@ -22,8 +22,8 @@ class Alive(Pretty):
       key: `[B, K, C, H]`.
       value: as `key`.
       positions: `[B, C]` int32; -1 for an empty slot.
-      score: `[B, C]` float32, the attention received since a token was added, over all chunks and heads, in this and
-        all lower layers.
+      score: `[B, C]` float32, the attention received from all queries, summed over heads, in this and all lower layers.
+        A token that leaves the exact ones after the prompt begins with the last chunk's.
     """
 
     key: Array
@@ -78,18 +78,39 @@ class SpAtten(Old):
     def read(self, body, folded):
         return body.key, body.value, body.positions >= 0
 
+    def begin(self, bodies, prompts, folded, lengths):
+        kept, alive, brought = [], None, 0.0
+        for body, prompt in zip(bodies, prompts, strict=True):
+            size, slots = body.positions.shape[1], prompt.key.shape[2]
+            at = jnp.arange(slots)[None]
+            # a layer drops what the layer below has dropped, and adds up the attention that the others received there
+            alive = at < folded[:, None] if alive is None else alive
+            assert prompt.every is not None
+            score = jnp.where(alive, prompt.every.sum(axis=1) + brought, 0.0)
+            worth = jnp.where(alive, jnp.where(at < self.start, jnp.inf, score), -jnp.inf)
+            places = jnp.sort(jax.lax.top_k(worth, min(size, slots))[1], axis=1)
+            take = lambda x, places=places: jnp.take_along_axis(x, places, axis=1)
+            pad = lambda x, fill, axis, more=size - places.shape[1]: jnp.pad(
+                x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=fill
+            )
+            here = take(alive)
+            keys = (jnp.take_along_axis(x, places[:, None, :, None], axis=2) for x in (prompt.key, prompt.value))
+            key, value = (pad(x, 0, 2) for x in keys)
+            kept.append(Alive(key, value, pad(jnp.where(here, places, -1), -1, 1), pad(take(score), 0, 1)))
+            alive = jax.vmap(lambda places, here, n=slots: jnp.zeros((n,), bool).at[places].set(here))(places, here)
+            brought = score
+        return tuple(kept)
+
     def fold(self, bodies, layers, folded):
         kept, below, brought = [], None, None
         for body, layer in zip(bodies, layers, strict=True):
-            received, ring = layer.received(body.key, body.positions >= 0)
-            slots = layer.positions % layer.ring.shape[2]
-            ring = jnp.take_along_axis(ring.sum(axis=1), slots, axis=1)
+            weights = layer.attention(body.key, body.positions >= 0)
             positions = jnp.concatenate([body.positions, layer.positions], axis=1)
-            fresh = jnp.concatenate([received.sum(axis=1), ring], axis=1)
+            fresh = jnp.einsum("bkws,bw->bs", weights, layer.fresh.astype(jnp.float32))
             # a token's attention in this chunk, including the layers below, all of which keep it
             same = None if below is None else _same(positions, below.positions)
             fresh = fresh if same is None else fresh + jnp.einsum("bij,bj->bi", same, brought)
-            score = jnp.concatenate([body.score, jnp.zeros_like(ring)], axis=1) + fresh
+            score = jnp.pad(body.score, ((0, 0), (0, self.chunk))) + fresh
             alive = positions >= 0 if same is None else (positions >= 0) & (same.sum(axis=2) > 0)
             worth = jnp.where(alive, jnp.where(positions < self.start, jnp.inf, score), -jnp.inf)
             worth, at = jax.lax.top_k(worth, body.positions.shape[1])

@@ -101,9 +101,7 @@ def prefill(engine: Any, requests: list[Any], repeats: int) -> Prefill:
         kinds = parts_of(named.as_text() or "", kind_of)
         traced = by_part(events_of(run, "jit_insert_program"), kinds, KINDS)
         totals = {kind: totals[kind] + time for kind, time in traced.items()}
-        target: Any = getattr(slots.served.decoder, "target", None)
         width: Any = prompts.width
-        width = min(width, getattr(target, "widest", None) or width)
         chunks = max(1, -(-(int(np.max(prompts.lengths)) - 1) // width))
         columns += chunks * width * len(chosen)
     if not sum(totals.values()):

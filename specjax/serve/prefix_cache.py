@@ -383,11 +383,10 @@ class PrefixCache:
         """
         if not decoder.reads_prefix:
             raise ValueError(f"{type(decoder).__name__} reads every prompt as a whole: leave the prefix cache out")
-        widest = getattr(getattr(decoder, "target", None), "widest", None)
-        if widest is not None:
+        if getattr(getattr(decoder, "target", None), "old", None) is not None:
             raise ValueError(
-                "a cache that forgets folds what it has of older blocks: leave the prefix cache out, or decode with the "
-                "usual cache"
+                "a cache that forgets folds older blocks by all of a prompt: leave the prefix cache out, or decode with "
+                "the usual cache"
             )
         owner = decoder, jax.tree.leaves(params)
         if self._owner is not None and not _same(self._owner, owner):

@@ -264,7 +264,7 @@ def test_wrong_sizes_and_engines_are_said_in_one_line(capsys):
         list(engine.turns(requests[::2], prefix=GROUPS[0][:20]))
     with pytest.raises(ValueError, match="diffusion model without a prefix cache"):
         Engine(toy(masked=Masked(23, False, 0)), Diffusion(unmask="threshold"), prefix_cache=LARGE)
-    with pytest.raises(ValueError, match="a cache that forgets folds"):
+    with pytest.raises(ValueError, match="a cache that forgets folds older blocks by all of a prompt"):
         Engine(model, Speculate("none", cache="ems"), prefix_cache=LARGE)
     with pytest.raises(ValueError, match="AStar reads every prompt by itself: leave the prefix cache out"):
         Engine(model, "astar", prefix_cache=LARGE)

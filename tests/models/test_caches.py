@@ -34,9 +34,8 @@ def chunk_of(size, ring=24):
     """A layer's chunk, which is the first of its ring; all of the ring is seen by as many queries."""
     keys = draw(B, K, ring, H)
     positions = jnp.broadcast_to(jnp.arange(size), (B, size))
-    return Layer(
-        keys[:, :, :size], draw(B, K, size, H), keys, draw(B, K, size, G, H), jnp.ones((B, size, ring), bool), positions
-    )
+    query, seen, fresh = draw(B, K, size, G, H), jnp.ones((B, size, ring), bool), jnp.ones((B, size), bool)
+    return Layer(keys[:, :, :size], draw(B, K, size, H), keys, query, seen, fresh, positions)
 
 
 def body_of(policy):
@@ -94,11 +93,9 @@ def test_ems_evicts_or_merges(threshold):
     every = np.asarray(jnp.concatenate(came, axis=2))
     whole = [[key.tolist() in every[b, k].tolist() for key in np.asarray(body.key[b, k])] for b, k in np.ndindex(B, K)]
     assert np.all(whole) if threshold == 1 else not np.all(whole)
-    used, ring = layer.received(before.key, jnp.ones((B, 8), bool))
-    mass = (before.score + used).sum(axis=2) + ring[..., :4].sum(axis=2)
-    values = ((before.score + used)[..., None] * before.value).sum(axis=2) + (ring[..., :4, None] * layer.value).sum(
-        axis=2
-    )
+    scores = layer.attention(before.key, jnp.ones((B, 8), bool)).sum(axis=2).at[:, :, :8].add(before.score)
+    mass, every = scores.sum(axis=2), jnp.concatenate([before.value, layer.value], axis=2)
+    values = (scores[..., None] * every).sum(axis=2)
     if threshold == -1:
         np.testing.assert_allclose(body.score.sum(axis=2), mass, rtol=1e-5)
         np.testing.assert_allclose((body.score[..., None] * body.value).sum(axis=2), values, rtol=1e-4, atol=1e-5)
@@ -108,7 +105,7 @@ def test_ems_evicts_or_merges(threshold):
 
 def test_ems_keeps_what_queries_look_at():
     """Of equal keys but two, which all queries ask for, those two stay while others come and go."""
-    policy = EMS(chunk=4, budget=4, threshold=1.0)
+    policy = EMS(chunk=4, budget=4, threshold=1.0, pool=1)
     body, mark = body_of(policy), jnp.eye(H)[0] * 8.0
     for i in range(4):
         layer = chunk_of(4)
@@ -164,9 +161,9 @@ def test_spatten_forgets_in_a_cascade():
         )
         wanted, below, fresh = [], None, {}
         for i, (body, layer) in enumerate(zip(bodies, layers, strict=True)):
-            received, ring = (x[0].sum(axis=0) for x in layer.received(body.key, body.positions >= 0))
-            own = {int(p): float(x) for p, x in zip(body.positions[0], received, strict=True) if p >= 0}
-            own |= {int(p): float(ring[int(p) % 24]) for p in layer.positions[0]}
+            received = layer.attention(body.key, body.positions >= 0)[0].sum(axis=(0, 1))
+            held = [*body.positions[0], *layer.positions[0]]
+            own = {int(p): float(x) for p, x in zip(held, received, strict=True) if p >= 0}
             fresh = {p: x + fresh.get(p, 0.0) for p, x in own.items() if below is None or p in below}
             totals[i] = {p: totals[i].get(p, 0.0) + x for p, x in fresh.items()}
             below = set(sorted(totals[i], key=lambda p, i=i: (p >= 2, -totals[i][p]))[: body.key.shape[2]])
@@ -253,13 +250,14 @@ def test_a_small_budget_is_lossy_and_drafts_still_help():
 def test_who_may_have_one():
     assert make_old("ems:budget=64,threshold=0.5") == EMS(budget=64, threshold=0.5) and "ems" in OLDS
     engine = Engine("tiny", decode=Plain(cache="ems:budget=64,chunk=16"))
-    assert engine.decoder.target.old == EMS(chunk=16, budget=64) and engine.decoder.target.ahead == 16
+    assert engine.decoder.target.old == EMS(chunk=16, budget=64) and engine.decoder.target.ahead == 1
     assert engine.model.lm.old is None  # prompts are scored by the whole cache
     for plan, error in (
         ("beam:cache=ems", "decode 'beam' has no field 'cache'"),
         ("plain:cache=prefix", "unknown cache of an autoregressive model 'prefix'; choose ems, gear, spatten"),
         ("plain:cache=ems,steer=(guidance:scale=2)", "EMS is for plain caches of models .* not of a "),
         ("plain:cache=(ems:budget=65)", "ems needs a chunk of at least 1, a budget of some chunks"),
+        ("plain:cache=(ems:pool=4)", "and an odd pool, got"),
     ):
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, plan)
@@ -288,7 +286,7 @@ def test_who_may_have_one():
         with pytest.raises(ValueError, match=error):
             make()
     swift = Engine(engine.model, decode=Speculate("swift", cache="ems")).decoder
-    assert swift._width(400) == 32 < swift.target.ahead
+    assert swift._width(400) == 224 > swift.target.ahead == swift.drafter.depth + 1
     assert isinstance(
         jax.eval_shape(lambda: dataclasses.replace(TARGET, old=EMS(), ahead=4).init_cache(1, 64)), OldCache
     )

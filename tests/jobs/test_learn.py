@@ -160,7 +160,9 @@ def test_a_draft_of_another_vocabulary_learns(tmp_path, capsys):
     assert job("--drafter", ruled, "--learn", other) == 0 and texts(output) == plain
     assert job("--drafter", ruled, "--learn", other, again=True) == 0  # the head has changed, the job is the same
     found = load_file(other / "learnt.safetensors")
-    assert len(found["losses"]) == 3 and found["drafted"].shape[1:] == (512,) and any("['head']" in name for name in found)
+    assert (
+        len(found["losses"]) == 3 and found["drafted"].shape[1:] == (512,) and any("['head']" in name for name in found)
+    )
     assert job("--drafter", ruled.replace("length=3", "length=2")) == 0 and texts(output) == plain
     assert job("--drafter", f"omnidraft:model={other},rule=online", "--learn", tmp_path / "no") == 2
     assert "is none that learns: give" in capsys.readouterr().err

@@ -90,6 +90,6 @@ def table(found: dict[str, list[dict]]) -> str:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("work", type=Path, help="a folder for the draft and the texts")
-    options.add_argument("--questions", type=int, default=600, help="of the job (default: 600)")
+    options.add_argument("--questions", type=int, default=400, help="of the job (default: 400)")
     chosen = options.parse_args()
     print(table(measure(chosen.work, chosen.questions)))

@@ -1,6 +1,7 @@
 """`specjax generate`: completes prompts from the command line, stdin or a file of JSON lines."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,15 @@ def _check_prefix_file(options: JobOptions) -> None:
         raise ValueError(
             "--learn changes the draft model, and what it has read: leave --prefix-cache-file or --learn out"
         )
-    if not Path(file).parent.is_dir():
-        raise ValueError(f"--prefix-cache-file {file!r}: there is no such folder")
+    if not os.access(Path(file).parent, os.W_OK):
+        raise ValueError(f"--prefix-cache-file {file!r}: there is no such folder, or it cannot be written to")
 
 
 def _keep_prefixes(options: JobOptions, engine: Engine) -> None:
     """Writes the prefix cache to its file. Where that fails, the texts are written nevertheless."""
     if options.prefix_cache_file is not None and engine.prefix_cache is not None:
         try:
-            prefix_file.save(engine.prefix_cache, options.prefix_cache_file)
+            prefix_file.save(engine, options.prefix_cache_file)
         except OSError as error:
             complain(f"cannot write the prefix cache to {options.prefix_cache_file!r}: {error}")
 
@@ -93,7 +94,8 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         with talking(options.verbose and first):
             engine = make_engine(options, len(given))
             if options.prefix_cache_file is not None and Path(options.prefix_cache_file).exists():
-                prefix_file.load(engine, options.prefix_cache_file)
+                count = prefix_file.load(engine, options.prefix_cache_file)
+                note(f"{count} blocks of earlier prompts are known from {options.prefix_cache_file}")
         items = make_items(options, engine, given)
         completer = OnEngine(engine, options, Whole.of(options, engine, items))
         manifest = make_manifest(options, engine, given) if options.file or several else {}

@@ -6,11 +6,12 @@ waits in the host's memory, so that nothing is read twice and its text stays wha
 """
 
 import collections
+import contextlib
 import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import jax
@@ -73,13 +74,13 @@ class Rows(Loop):
 
     def _more(self) -> bool:
         """Whether there is work left, after those that have come were heard."""
-        idle = not (self.waiting or self.held or self.paused)
-        new = self.come(idle)
-        for number, request, key in new:
-            assert number == len(self.requests)
-            self.requests = [*self.requests, request]
-            self.keys = np.concatenate([self.keys, key])
-            self.urgent.append(number)
+        idle = not (self.waiting or self.held or self.paused or self.urgent)
+        if new := self.come(idle):
+            numbers, requests, keys = zip(*new, strict=True)
+            assert numbers[0] == len(self.requests)
+            self.requests = [*self.requests, *requests]
+            self.keys = np.concatenate([self.keys, *keys])
+            self.urgent.extend(numbers)
         return bool(new) or not idle
 
     def enter(self) -> None:
@@ -96,8 +97,9 @@ class Rows(Loop):
             self.urgent.append(self.waiting.popleft()[0])
 
     def _pause(self, count: int) -> None:
-        """Moves rows of the job to the host, those first that entered last."""
-        rows = [row for row, own in reversed(self.held.items()) if own[0] < self.job][:count]
+        """Moves rows of the job to the host, those first whose requests come last."""
+        rows = [row for row, own in self.held.items() if own[0] < self.job]
+        rows = sorted(rows, key=lambda row: -self.held[row][0])[:count]
         with self.timing.spent("prefill_seconds"):
             for row in rows:
                 own = decoding.row_of(self.slots.served.decoder, self.state, jax.device_put(np.int32(row)))
@@ -118,17 +120,19 @@ class Beside:
     """A job whose rows also serve requests that come while it runs, before its own.
 
     Every text is that of the same request alone. A request that comes gets a row at the next call on the device, which makes
-    at most 8 steps. If none is free, the row of the job that entered last waits on the host.
+    at most 8 steps, or when such a request's row is free again. If none is free, the row of the job's last request waits on
+    the host. Rows that end are told to the engine (`Engine.finished`), of whichever request they are.
 
     Args:
       engine: of both.
       requests: the job's, from `Engine.request`.
-      longest: the most tokens that a request that comes has, with its new ones.
+      longest: the most tokens that a request that comes has, with its new ones; at most what the model has room for.
       sampling: the options that such requests may set; None: the usual ones.
       batch_size: rows decoded together.
 
     Raises:
-      ValueError: without requests, for a search or a stepwise method, for a model with an encoder, in several processes.
+      ValueError: without requests or rows, for a length that the model lacks, for a search or a stepwise method, for a
+        model with an encoder, for several meshes, in several processes.
 
     >>> from specjax import Engine
     >>> engine = Engine("tiny")
@@ -152,12 +156,17 @@ class Beside:
                 f"rows of {engine!r} cannot wait on the host: decode a model without an encoder on one mesh, with a drafter or "
                 "an unmasking rule"
             )
+        if batch_size < 1 or not 2 <= longest <= engine.max_length:
+            raise ValueError(
+                f"Beside needs a row at least, and longest from 2 to the {engine.max_length} tokens of {engine.model.name}; "
+                f"got batch_size={batch_size}, longest={longest}"
+            )
         if jax.process_count() > 1:
             raise ValueError("requests that come are heard by one process, and these are several: run it in one")
         if not requests:
             raise ValueError("a job needs at least one request; without a job, Engine.generate answers those that come")
         options: dict[str, Any] = {"temperature": 1.0} if sampling is None else dict(sampling.given)
-        options["max_new_tokens"] = max(longest - 1, 1)
+        options["max_new_tokens"] = longest - 1
         like = engine.request([0], **options)
         self.engine = engine
         self.needs = dataclasses.replace(needs_of([*requests, like]), brief=False)
@@ -165,12 +174,14 @@ class Beside:
         self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._futures: dict[int, Future[Record]] = {}
         self._shown: dict[int, Callable[[str], None]] = {}
-        self._lock, self._ended = threading.Lock(), False
+        self._failed: dict[int, Exception] = {}
+        self._lock, self._begun, self._ended = threading.Lock(), False, False
         slots = Slots(engine.served(), batch_size, self.capacity, self.needs.form)
         watch = Watch(engine.model.tokenizer, self._show)
         self._rows = Rows(
-            self._come, slots, requests, engine.keys(requests), self.needs, timing=engine.timing, watch=watch
-        )
+            self._come, slots, requests, engine.keys(requests), self.needs, timing=engine.timing, watch=watch,
+            on_end=engine._ended,
+        )  # fmt: skip
 
     def ask(
         self,
@@ -187,7 +198,8 @@ class Beside:
           prompt: see `specjax.generate`; one.
           sampling: see `specjax.generate`.
           chat: see `specjax.generate`.
-          on_text: called with the new text every few steps, where the turns are read.
+          on_text: called with the new text every few steps, where the turns are read. What it raises is the answer's
+            exception, and it is not called again.
           **options: options of `Sampling`; they take precedence.
 
         Returns:
@@ -195,12 +207,16 @@ class Beside:
 
         Raises:
           ValueError: for a prompt or options that cannot be used, that are longer than `longest`, or for which the rows
-            have no column.
+            have no column, and for `on_text` without a tokenizer.
           RuntimeError: if the job has ended.
         """
         requests = Call.of(prompt, sampling=sampling, chat=chat, options=options).requests(self.engine)
         if len(requests) != 1:
             raise ValueError(f"ask takes one prompt, and these are {len(requests)}: ask for each")
+        if on_text is not None and self.engine.model.tokenizer is None:
+            raise ValueError(
+                f"{self.engine.model.name} has no tokenizer, so there is no text to show: leave on_text out"
+            )
         request, room = requests[0], dict(self.needs.form)
         need = needed_by(request, self.engine.max_length, self.engine.decoder.slack)
         if need > self.capacity:
@@ -210,7 +226,10 @@ class Beside:
         wide = lambda name, widths: all(a <= b for a, b in zip(widths, room[name], strict=True))
         lacking = [name for name, widths in form_of([request]) if name not in room or not wide(name, widths)]
         if lacking or self.needs.greedy and not needs_of([request]).greedy:
-            raise ValueError(f"the rows have no column for {(lacking or ['temperature'])[0]}: set it in sampling=")
+            name = (lacking or ["temperature"])[0]
+            raise ValueError(
+                f"the rows have no column for {name}, or a narrower one: give sampling= that has it, as long as it may be"
+            )
         answer: Future[Record] = Future()
         with self._lock:
             if self._ended:
@@ -219,23 +238,31 @@ class Beside:
         return answer
 
     def turns(self) -> Iterator[Turn]:
-        """The turns of the job, with its own records. They end when nothing is left; what was asked for is then answered,
-        or, if they are not read to their end, given up with a RuntimeError."""
-        rows = self._rows
+        """The turns of the job, with its own records, to be read once. They end when nothing is left; what was asked for is
+        then answered. If they are not read to their end, it is given up with a RuntimeError.
+
+        Raises:
+          RuntimeError: if they were read before.
+        """
+        if self._begun:
+            raise RuntimeError("the turns were read before: make another Beside for what is left")
+        self._begun, rows = True, self._rows
         try:
             for turn in rows.turns():
                 for number, record in turn.finished:
                     if number >= rows.job:
                         self._shown.pop(number, None)
-                        self._futures.pop(number).set_result(record)
+                        answer, error = self._futures.pop(number), self._failed.pop(number, None)
+                        answer.set_result(record) if error is None else answer.set_exception(error)
                 yield dataclasses.replace(turn, finished=[own for own in turn.finished if own[0] < rows.job])
         finally:
             with self._lock:
                 self._ended = True
             while not self._asked.empty():
                 self._futures[-len(self._futures) - 1] = self._asked.get()[1]
-            for answer in (own for own in self._futures.values() if not own.done()):
-                answer.set_exception(RuntimeError("the job has ended before this was answered"))
+            for answer in self._futures.values():
+                with contextlib.suppress(InvalidStateError):  # cancelled
+                    answer.set_exception(RuntimeError("the job has ended before this was answered"))
 
     def _come(self, idle: bool) -> list[tuple[int, Request, np.ndarray]]:
         """See `Rows.come`. Once all have ended, nothing more is taken."""
@@ -250,9 +277,13 @@ class Beside:
                 if on_text is not None:
                     self._shown[number] = on_text
                 new.append((number, request, self.engine.keys([request])))
-            self._ended = idle and not new
+            self._ended = self._ended or idle and not new
         return new
 
     def _show(self, number: int, text: str) -> None:
         if (on_text := self._shown.get(number)) is not None:
-            on_text(text)
+            try:
+                on_text(text)
+            except Exception as error:  # one listener's fault ends no other text
+                self._failed[number] = error
+                del self._shown[number]

@@ -49,12 +49,14 @@ class Node:
       place: its place in the pool.
       key: its tokens and the next one, as bytes.
       before: the block before it; None for the root.
+      buffer: the text buffer of the row in which it was read.
       after: the blocks that continue it, by their keys.
     """
 
     place: int
     key: bytes = b""
     before: "Node | None" = None
+    buffer: int = 0
     after: dict[bytes, "Node"] = dataclasses.field(default_factory=dict)
 
 
@@ -95,12 +97,13 @@ class Tree:
             self._order.move_to_end(node)
         return found
 
-    def add(self, path: Sequence[Node], key: bytes) -> Node | None:
+    def add(self, path: Sequence[Node], key: bytes, buffer: int = 0) -> Node | None:
         """A place for the block that continues a path; None if the path fills the pool.
 
         Args:
           path: all blocks before it, which were used last.
           key: its own.
+          buffer: see `Node`.
         """
         if not self._free:
             if len(self._order) == len(path):
@@ -111,27 +114,27 @@ class Tree:
             self._free.append(oldest.place)
             self.evicted += 1
         before = path[-1] if path else self.root
-        new = before.after[key] = Node(self._free.pop(), key, before)
+        new = before.after[key] = Node(self._free.pop(), key, before, buffer)
         self._order[new] = None
         for node in reversed(path):
             self._order.move_to_end(node)
         return new
 
-    def entries(self) -> tuple[list[int], list[bytes], list[int]]:
-        """The place, the key and the block before it of every block, those that were used last first. So no block comes
-        before the one that it continues, which -1 stands for where it is the root."""
+    def entries(self) -> tuple[list[Node], list[int]]:
+        """Every block, those that were used last first, and which of them each continues; -1 stands for the root. No block
+        comes before the one that it continues."""
         nodes = list(reversed(self._order))
         at = {id(self.root): -1} | {id(node): i for i, node in enumerate(nodes)}
-        return [node.place for node in nodes], [node.key for node in nodes], [at[id(node.before)] for node in nodes]
+        return nodes, [at[id(node.before)] for node in nodes]
 
-    def fill(self, keys: Sequence[bytes], before: Sequence[int]) -> None:
-        """Forgets all blocks, and has these at the places 1, 2 and so on; see `entries`."""
+    def fill(self, keys: Sequence[bytes], before: Sequence[int], buffers: Sequence[int]) -> None:
+        """Forgets all blocks, and has these at the places 1, 2 and so on; see `entries` and `Node`."""
         places = len(self._free) + len(self._order)
         self.root.after.clear()
         nodes: list[Node] = []
-        for i, (key, at) in enumerate(zip(keys, before, strict=True)):
+        for i, (key, at, buffer) in enumerate(zip(keys, before, buffers, strict=True)):
             parent = self.root if at < 0 else nodes[at]
-            nodes.append(Node(i + 1, key, parent))
+            nodes.append(Node(i + 1, key, parent, buffer))
             parent.after[key] = nodes[-1]
         self._order = collections.OrderedDict.fromkeys(reversed(nodes))
         self._free = list(range(places, len(nodes), -1))
@@ -434,7 +437,7 @@ class PrefixCache:
         nowhere = self.pool[0].shape[0]
         for i in range(len(path), len(keys)):
             # once a block finds no room, neither do those after it
-            node = self.tree.add(path, keys[i]) if len(path) == i else None
+            node = self.tree.add(path, keys[i], layout.capacity) if len(path) == i else None
             path += [] if node is None else [node]
             where = jax.device_put((np.int32(i * size), np.int32(len(ids)), np.int32(node.place if node else nowhere)))
             state, self.pool, row = read_block(decoder, layout, params, state, self.pool, row, *where)

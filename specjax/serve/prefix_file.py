@@ -1,12 +1,13 @@
 """A prefix cache in a file, for later processes: `save` and `load`.
 
-A block is of one model, drafter and kind of device, and a file does not name them. Instead, `load` reads one prompt of the
-file again: what comes out must be what the file has of it.
+A file tells its model by a sample of all parameters. What they cannot tell (settings of the model, the device) shows when
+`load` reads a prompt of the file again: what comes out must be what the file has of it.
 
 In the shape descriptions `N` denotes blocks, `T` the tokens of one.
 """
 
 import functools
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,41 +20,85 @@ from safetensors.numpy import save as to_bytes
 
 from specjax import decoder as decoding
 from specjax.models.on_disk import replace
-from specjax.serve.prefix_cache import Node, PrefixCache, keys_of_blocks
+from specjax.serve.prefix_cache import PrefixCache, keys_of_blocks
 from specjax.serve.slots import Timing
 from specjax.sharding.distributed import is_first, to_host
 
-ROUNDING = 256
-"""In units of rounding of a leaf's type, relative to its largest number: how far apart two readings of a block may be."""
-DIFFERENT = 0.02
+ROUNDING = 4
+"""In units of rounding of a leaf's type: how far apart two readings of a block may be, relative to its size (both by the
+root of the mean square)."""
+DIFFERENT = 0.001
 """The share of integers, of a cache in few bits, in which two readings may differ."""
+SAMPLE = 64
+"""Numbers of each parameter by which a model is told."""
 TOGETHER = 16
 """Blocks that are put into the pool by one program."""
 LEAF = "leaf_"
+OWN = ("tokens", "before", "buffers")
 
 
-def save(cache: PrefixCache, file: str | os.PathLike[str]) -> None:
-    """Writes all blocks as one safetensors file, atomically; it replaces an older one. Nothing is written without a block.
+def save(engine: Any, file: str | os.PathLike[str]) -> None:
+    """Writes all blocks of an engine's cache as one safetensors file, atomically; it replaces an older one. Nothing is
+    written without a block.
 
     All processes call this, and the first one writes.
 
     Args:
-      cache: that has served an engine.
-      file: its folder must exist. It is as large as the blocks are on the device.
+      engine: a `specjax.Engine` with a prefix cache.
+      file: its folder must exist. It is as large as the blocks are on the device, and takes twice as much of the host's
+        memory while it is made.
 
     Raises:
+      ValueError: if the engine has no prefix cache.
       OSError: if it cannot be written.
     """
+    cache = _cache_of(engine)
     if not len(cache):
         return
-    places, keys, before = cache.tree.entries()
-    leaves = {
+    nodes, before = cache.tree.entries()
+    places = [node.place for node in nodes]
+    arrays: dict[str, np.ndarray] = {
         name: np.ascontiguousarray(to_host(leaf)[places]).reshape(len(places), _numbers(leaf)).view(np.uint8)
         for name, leaf in _named(cache.pool)
     }
-    tokens = np.stack([np.frombuffer(key, np.int32) for key in keys])
+    arrays["tokens"] = np.stack([np.frombuffer(node.key, np.int32) for node in nodes])
+    arrays["before"] = np.asarray(before, np.int32)
+    arrays["buffers"] = np.asarray([node.buffer for node in nodes], np.int32)
+    made_for = fingerprint(engine.params)
     if is_first():
-        replace(file, [to_bytes({"tokens": tokens, "before": np.asarray(before, np.int32), **leaves})])
+        own = f"{os.fspath(file)}.{os.getpid()}"  # of two jobs that end together, the last one's file stays
+        replace(own, [to_bytes(arrays, {"made_for": made_for})])
+        os.replace(own, file)
+
+
+def fingerprint(params: Any) -> str:
+    """Tells parameters from others: a hash of their names, shapes and types, and of `SAMPLE` numbers of each."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    about = [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
+    parts = to_host(_sampled([leaf for _, leaf in leaves]))
+    digest = hashlib.blake2b(repr(about).encode(), digest_size=16)
+    for part in parts:
+        digest.update(np.asarray(part).tobytes())
+    return digest.hexdigest()
+
+
+@jax.jit
+def _sampled(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Evenly spread numbers of each array; of an empty one, none."""
+
+    def some(leaf):
+        # by their places on each axis, so that nothing is made flat on a mesh
+        size = int(np.prod(leaf.shape))
+        flat = np.unique(np.linspace(0, size - 1, min(SAMPLE, size)).astype(int)) if size else np.zeros(0, int)
+        return leaf[np.unravel_index(flat, leaf.shape)] if leaf.ndim else leaf
+
+    return [some(leaf) for leaf in leaves]
+
+
+def _cache_of(engine: Any) -> PrefixCache:
+    if engine.prefix_cache is None:
+        raise ValueError("this engine has no prefix cache: make it with prefix_cache='256MB', say")
+    return engine.prefix_cache
 
 
 def _named(pool: Sequence[jax.Array]) -> Iterator[tuple[str, jax.Array]]:
@@ -79,37 +124,61 @@ def load(engine: Any, file: str | os.PathLike[str]) -> int:
       ValueError: if the engine has no prefix cache, or the file cannot be read, has blocks of another size, or is of
         another model, drafter or device. The cache is then empty.
     """
-    if (cache := engine.prefix_cache) is None:
-        raise ValueError("this engine has no prefix cache: make it with prefix_cache='256MB', say")
+    cache = _cache_of(engine)
     cache.clear()
     try:
         with safe_open(file, "np") as parts:
-            tokens, before = parts.get_tensor("tokens"), parts.get_tensor("before")
-            if tokens.shape[1] != cache.block + 1:
-                raise ValueError(
-                    f"{str(file)!r} has blocks of {tokens.shape[1] - 1} tokens, and this prefix cache has blocks of "
-                    f"{cache.block}: name another file"
-                )
-            nodes, path = _read_again(engine, tokens, before)
-            if not _agree(cache.pool, [node.place for node in nodes], path[: len(nodes)], parts):
-                cache.clear()
-                raise ValueError(
-                    f"the prefix cache in {str(file)!r} is of another model, drafter or device: name another file, or "
-                    "delete it"
-                )
-            cache.requests = cache.hits = 0
-            return _fill(cache, tokens, before, parts)
+            count = _load(engine, cache, os.fspath(file), parts)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read a prefix cache from {str(file)!r}: {error}") from error
+        cache.clear()
+        raise ValueError(f"cannot read a prefix cache from {os.fspath(file)!r}: {error}") from error
+    cache.requests = cache.hits = 0
+    return count
 
 
-def _read_again(engine: Any, tokens: np.ndarray, before: np.ndarray) -> tuple[list[Node], list[int]]:
-    """The blocks of a prompt that was read just now, and where the file has them; the tree and the pool have no others.
+def _load(engine: Any, cache: PrefixCache, file: str, parts: Any) -> int:
+    other = f"the prefix cache in {file!r} is of another model, drafter or device: name another file, or delete it"
+    if not {*OWN} <= {*parts.keys()}:
+        raise ValueError(f"{file!r} is no prefix cache: name another file")
+    tokens, before, buffers = (parts.get_tensor(name) for name in OWN)
+    if tokens.shape[1] != cache.block + 1:
+        raise ValueError(
+            f"{file!r} has blocks of {tokens.shape[1] - 1} tokens, and this prefix cache has blocks of {cache.block}: name "
+            "another file"
+        )
+    if (parts.metadata() or {}).get("made_for") != fingerprint(engine.params):
+        raise ValueError(other)
+    rows = _read_again(engine, tokens, before, buffers)
+    named = dict(_named(cache.pool))
+    size = lambda leaf: (len(tokens), _numbers(leaf) * leaf.dtype.itemsize)
+    if {*parts.keys()} != {*OWN, *named} or any(
+        tuple(parts.get_slice(name).get_shape()) != size(leaf) for name, leaf in named.items()
+    ):
+        cache.clear()
+        raise ValueError(other)
+    count = min(len(tokens), cache.pool[0].shape[0] - 1)
+    for i, (name, leaf) in enumerate(named.items()):
+        kept = parts.get_tensor(name).view(leaf.dtype).reshape(len(tokens), *leaf.shape[1:])
+        if not _agree(to_host(leaf[np.arange(1, 1 + len(rows))]), kept[rows]):
+            cache.clear()
+            raise ValueError(other)
+        cache.pool[i] = _filled(leaf, kept[:count])
+    cache.tree.fill([one.tobytes() for one in tokens[:count]], before[:count].tolist(), buffers[:count].tolist())
+    return count
+
+
+def _read_again(engine: Any, tokens: np.ndarray, before: np.ndarray, buffers: np.ndarray) -> list[int]:
+    """Reads a prompt of the file into the empty cache, where its blocks have the places 1, 2 and so on. It is read in a
+    buffer of the size in which its first block was, up to a block that was read in another.
 
     Args:
       engine: whose cache is empty.
       tokens: `[N, T + 1]` int32.
       before: `[N]` int32.
+      buffers: `[N]` int32.
+
+    Returns:
+      The rows in which the file has these blocks.
     """
     cache, decoder, params = engine.prefix_cache, engine.decoder, engine.params
     at = int(np.setdiff1d(np.arange(len(before)), before)[0])  # a block that no other continues
@@ -118,48 +187,31 @@ def _read_again(engine: Any, tokens: np.ndarray, before: np.ndarray) -> tuple[li
         path.append(at)
         at = int(before[at])
     path.reverse()
+    path = path[: next((i for i, at in enumerate(path) if buffers[at] != buffers[path[0]]), len(path))]
     ids = [*tokens[path, :-1].ravel().tolist(), int(tokens[path[-1], -1])]
     dtype = jax.tree.leaves(params["target"])[0].dtype
-    state = decoding.empty(decoder, params, 1, decoder.buffer(len(ids) + decoder.slack), dtype)
+    state = decoding.empty(decoder, params, 1, int(buffers[path[0]]), dtype)
     cache.read(decoder, params, state, ids, Timing())
-    return cache.tree.path(keys_of_blocks(ids, cache.block)), path
+    return path[: len(cache.tree.path(keys_of_blocks(ids, cache.block)))]
 
 
-def _rows(parts: Any, name: str, rows: Sequence[int] | np.ndarray, leaf: jax.Array) -> np.ndarray:
-    """Blocks of a leaf as the file has them."""
-    return parts.get_tensor(name)[rows].view(leaf.dtype).reshape(len(rows), *leaf.shape[1:])
+def _agree(own: np.ndarray, found: np.ndarray) -> bool:
+    """Whether two readings of the same blocks are equal up to rounding."""
+    if not jnp.issubdtype(own.dtype, jnp.inexact):
+        return not own.size or bool(np.mean(own != found) <= DIFFERENT)
+    eps = float(jnp.finfo(own.dtype).eps)
+    own, found = own.astype(np.float64), found.astype(np.float64)
+    return bool(np.sum((own - found) ** 2) <= (ROUNDING * eps) ** 2 * np.sum(own**2))
 
 
-def _agree(pool: Sequence[jax.Array], places: list[int], rows: list[int], parts: Any) -> bool:
-    """Whether these places of the pool hold what the file has in these rows, up to rounding."""
-    names = dict(_named(pool))
-    if set(names) != set(parts.keys()) - {"tokens", "before"}:
-        return False
-    for name, leaf in names.items():
-        if parts.get_slice(name).get_shape()[1] != _numbers(leaf) * leaf.dtype.itemsize:
-            return False
-        own, found = (np.asarray(x) for x in (to_host(leaf[np.asarray(places)]), _rows(parts, name, rows, leaf)))
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            if np.mean(own != found) > DIFFERENT:
-                return False
-            continue
-        own, found = own.astype(np.float32), found.astype(np.float32)
-        if not np.allclose(own, found, rtol=0, atol=ROUNDING * float(jnp.finfo(leaf.dtype).eps) * np.abs(own).max()):
-            return False
-    return True
-
-
-def _fill(cache: PrefixCache, tokens: np.ndarray, before: np.ndarray, parts: Any) -> int:
-    """Puts the blocks that there is room for into the pool, in the order of the file."""
-    count = min(len(tokens), cache.pool[0].shape[0] - 1)
-    cache.tree.fill([one.tobytes() for one in tokens[:count]], before[:count].tolist())
-    for name, leaf in _named(cache.pool):
-        i = int(name.removeprefix(LEAF))
-        for begin in range(0, count, TOGETHER):
-            places = np.arange(begin, begin + TOGETHER) + 1
-            blocks = _rows(parts, name, np.minimum(places, count) - 1, leaf)
-            cache.pool[i] = _put(cache.pool[i], np.where(places > count, leaf.shape[0], places), blocks, leaf.sharding)
-    return count
+def _filled(leaf: jax.Array, blocks: np.ndarray) -> jax.Array:
+    """A leaf of the pool `[N, ...]` with blocks at the places 1, 2 and so on."""
+    count = len(blocks)
+    for begin in range(0, count, TOGETHER):
+        places = np.arange(begin, begin + TOGETHER) + 1
+        some = blocks[np.minimum(places, count) - 1]
+        leaf = _put(leaf, np.where(places > count, leaf.shape[0], places), some, leaf.sharding)
+    return leaf
 
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)

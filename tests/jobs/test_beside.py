@@ -15,6 +15,7 @@ from specjax.expand import Chain
 from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.beside import Beside
 from specjax.serve.engine import Engine
+from specjax.serve.prefix_cache import PrefixCache
 
 CONFIG = llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128)
 JOB = [[1 + (3 * i + n) % 20 for n in range(4 + i)] for i in range(5)]
@@ -100,6 +101,48 @@ def test_what_is_cancelled_or_left_is_said():
             answer.result(0)
 
 
+@pytest.mark.slow
+def test_more_questions_than_rows_at_the_end_are_all_answered():
+    """A listener that fails has its own answer fail; the job's turns are read once."""
+    own = Engine("tiny", drafter="none")
+    both = Beside(own, [own.request("[ hen,", max_new_tokens=2)], longest=32, batch_size=1)
+
+    def breaks(text):
+        raise OSError("the socket is closed")
+
+    answers = [both.ask("[ red,", max_new_tokens=4, on_text=on_text) for on_text in (None, breaks, None)]
+    assert sum(len(turn.finished) for turn in both.turns()) == 1
+    assert answers[0].result(0).tokens == answers[2].result(0).tokens
+    with pytest.raises(OSError, match="the socket is closed"):
+        answers[1].result(0)
+    with pytest.raises(RuntimeError, match="the turns were read before"):
+        next(both.turns())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["constraint", "prefix cache", "mesh"])
+def test_with_what_else_an_engine_has(kind):
+    """A state that walks a language, rows read block by block, and rows over devices."""
+    more = {"prefix cache": {"prefix_cache": PrefixCache("2MB", 16)}, "mesh": {"mesh": "data=4,model=2"}}.get(kind, {})
+    own = Engine("tiny", drafter="draft", logprobs=True, **more)
+    given = {"constraint": "regex:[a-f ]{9}", "repetition_penalty": 1.3} if kind == "constraint" else {}
+    job = [
+        own.request(f"[ hen, {word},", max_new_tokens=20, temperature=1.0, **given) for word in ("dog", "owl", "cat")
+    ]
+    parts = lambda record: (record.tokens, record.logprobs, record.accepted)
+    want = [parts(record) for record in own.run(job, batch_size=2)]
+    both = Beside(own, job, longest=48, batch_size=2)
+    found, answers = {}, []
+    for turn in both.turns():
+        found |= {number: parts(record) for number, record in turn.finished}
+        if not answers:
+            answers = [both.ask("[ red,", max_new_tokens=4) for _ in range(2)]
+    assert [own[0] for own in want] == [found[i][0] for i in range(3)]
+    if kind != "mesh":
+        assert found == dict(enumerate(want))
+    assert answers[0].result(0).tokens == answers[1].result(0).tokens
+
+
 def test_wrong_inputs_are_said_in_one_line():
     own = engine("none")
     request = own.request([1, 2], max_new_tokens=4)
@@ -107,13 +150,20 @@ def test_wrong_inputs_are_said_in_one_line():
         Beside(own, [], longest=8)
     with pytest.raises(ValueError, match="cannot wait on the host"):
         Beside(Engine(toy(), "beam:num_beams=2"), [request], longest=8)
+    for wrong in ({"longest": 1}, {"longest": 1000}, {"longest": 8, "batch_size": 0}):
+        with pytest.raises(
+            ValueError, match="Beside needs a row at least, and longest from 2 to the 128 tokens of toy"
+        ):
+            Beside(own, [request], **wrong)
     both = Beside(own, [request], longest=8, sampling=Sampling(temperature=0.0))
     with pytest.raises(ValueError, match="give a larger longest, or ask for less"):
         both.ask([1] * 68, max_new_tokens=60)
-    with pytest.raises(ValueError, match="no column for temperature: set it in sampling="):
+    with pytest.raises(ValueError, match="no column for temperature, or a narrower one: give sampling="):
         both.ask([1], max_new_tokens=2, temperature=1.0)
     with pytest.raises(ValueError, match="no column for frequency_penalty"):
         both.ask([1], max_new_tokens=2, frequency_penalty=1.0)
+    with pytest.raises(ValueError, match="toy has no tokenizer, so there is no text to show"):
+        both.ask([1], max_new_tokens=2, on_text=print)
     with pytest.raises(ValueError, match="ask takes one prompt, and these are 2"):
         both.ask([[1], [2]], max_new_tokens=2)
     assert not dataclasses.asdict(own.timing)["steps"]

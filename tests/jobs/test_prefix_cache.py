@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save
 from support.hybrids import MIXERS
 
 import specjax
@@ -17,6 +19,7 @@ from specjax.decode import Diffusion, Speculate
 from specjax.draft import Eagle, ModelDrafter
 from specjax.expand import Chain
 from specjax.models import LlamaLM, Masked, llama_config
+from specjax.models.ropes import RopeConfig
 from specjax.serve import prefix_cache, prefix_file
 from specjax.serve.disaggregated import DisaggregatedEngine
 from specjax.serve.engine import Engine
@@ -203,12 +206,12 @@ def test_a_file_gives_a_later_engine_what_was_read(name, tmp_path):
     made = lambda size: Engine(model, drafter=drafter_of(name, model), prefix_cache=PrefixCache(size, BLOCK))
     first, second = made(LARGE), made(LARGE)
     want = written(first)
-    prefix_file.save(first.prefix_cache, file)
+    prefix_file.save(first, file)
     assert prefix_file.load(second, file) == len(first.prefix_cache) == len(second.prefix_cache) > 4
     assert second.prefix_cache.requests == 0 and written(second) == want
     assert second.prefix_cache.hits == 14 and not second.prefix_cache.evicted
     again = tmp_path / "again"
-    prefix_file.save(second.prefix_cache, again)
+    prefix_file.save(second, again)
     assert prefix_file.load(first, again) == len(second.prefix_cache) and written(first) == want
     room = 5 * (LARGE // len(first.prefix_cache.pool[0]))
     small = made(room)
@@ -216,17 +219,32 @@ def test_a_file_gives_a_later_engine_what_was_read(name, tmp_path):
     assert written(small) == want and small.timing.known_tokens
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_two_readings_agree_up_to_rounding(dtype):
+    one, other = (np.random.default_rng(seed).normal(size=(3, 500)) for seed in (0, 1))
+    cast = lambda x: np.asarray(jnp.asarray(x, jnp.float32).astype(dtype))
+    eps = float(jnp.finfo(dtype).eps)
+    assert prefix_file._agree(cast(one), cast(one * (1 + eps)))
+    assert not prefix_file._agree(cast(one), cast(other)) and not prefix_file._agree(cast(one), cast(2 * one))
+    assert not prefix_file._agree(cast(one), np.full_like(cast(one), np.nan))
+
+
 @pytest.mark.slow
 def test_a_file_of_something_else_is_refused(tmp_path):
     model, file = toy(LlamaLM(CONFIG)), tmp_path / "prefixes"
     engine = Engine(model, drafter="none", prefix_cache=PrefixCache(LARGE, BLOCK))
-    prefix_file.save(engine.prefix_cache, file)
+    prefix_file.save(engine, file)
     assert not file.exists()  # nothing was read
     written(engine)
-    prefix_file.save(engine.prefix_cache, file)
+    prefix_file.save(engine, file)
     changed = dataclasses.replace(model, params=jax.tree.map(lambda x: 1.01 * x, model.params))
+    first = CONFIG.layers[0]
+    mixer = dataclasses.replace(first.mixer, rope=RopeConfig(theta=50.0))
+    scaled = dataclasses.replace(CONFIG, layers=(dataclasses.replace(first, mixer=mixer),))
+    scaled = dataclasses.replace(model, lm=LlamaLM(scaled))
     for other, drafter, block, why in (
         (changed, "none", BLOCK, "of another model, drafter or device"),
+        (scaled, "none", BLOCK, "of another model, drafter or device"),
         (model, "draft", BLOCK, "of another model, drafter or device"),
         (model, "none", 32, "has blocks of 16 tokens, and this prefix cache has blocks of 32"),
     ):
@@ -237,6 +255,9 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(ValueError, match="cannot read a prefix cache from"):
         prefix_file.load(engine, file)
+    (tmp_path / "other").write_bytes(save({"x": np.zeros(1)}))
+    with pytest.raises(ValueError, match="is no prefix cache: name another file"):
+        prefix_file.load(engine, tmp_path / "other")
     with pytest.raises(ValueError, match="this engine has no prefix cache"):
         prefix_file.load(Engine(model, drafter="none"), file)
 

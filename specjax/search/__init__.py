@@ -23,6 +23,7 @@ from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from specjax.search.astar import AStar as AStar
 from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
+from specjax.search.e_lang import ELang as ELang
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm

@@ -59,6 +59,7 @@ SAID = {
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
     "verbalized:answers=3": decode.Verbalized(3),
+    "e_lang:small=tiny-draft,threshold=12.5": decode.ELang("tiny-draft", 12.5),
     "plan_search:observations=3,check=pkg.passed": decode.PlanSearch(3, check="pkg.passed"),
     "route:drafters=prompt_lookup:length=8|none,folder=runs/router": decode.Route(
         "prompt_lookup:length=8|none", folder="runs/router"

@@ -97,6 +97,7 @@ def test_what_was_learnt_goes_on(tmp_path):
         assert router.counts.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_prompts_are_told_apart_by_their_mean_hidden_state():
     asked = Asked.of([LARGE], PROMPTS[:2], 4, 0, {})
     for row, ids in enumerate(PROMPTS[:2]):
@@ -106,7 +107,19 @@ def test_prompts_are_told_apart_by_their_mean_hidden_state():
         np.testing.assert_allclose(_contexts(LARGE, asked, 3)[row], np.mean(hidden, axis=0), atol=1e-4)
 
 
-def test_drafters_do_not_change_the_text_and_what_they_paid_is_kept(tmp_path):
+def test_drafters_do_not_change_the_text():
+    """Of two prompts, each of which tries an arm."""
+    how = {"max_new_tokens": 6, "seed": 3, **WARM}
+    wanted = specjax.generate(LARGE, PROMPTS[:2], drafter="none", progress=False, **how)
+    way = Route("prompt_lookup:length=3|none")
+    written = way(LARGE, PROMPTS[:2], **how)
+    assert [own.tokens for own in written] == [own.tokens for own in wanted]
+    assert {own.steps[0].by for own in written} == {"prompt_lookup:length=3", "none"}
+    assert way.learnt[LARGE.name].counts.tolist() == [1, 1]
+
+
+@pytest.mark.slow
+def test_what_drafters_paid_is_kept(tmp_path):
     """By a line, in parts, and again from the folder."""
     how = {"max_new_tokens": 10, "seed": 3, "progress": False, **WARM}
     prompts = [*PROMPTS, [9, 9, 9]]
@@ -125,6 +138,7 @@ def test_drafters_do_not_change_the_text_and_what_they_paid_is_kept(tmp_path):
     assert router.counts.sum() == len(prompts) + padded + 2 and router.counts.min() > 0
 
 
+@pytest.mark.slow
 def test_models_are_chosen_by_what_their_texts_are_worth():
     """Every text is that of its model alone; the one whose texts are worth more is taken more."""
     heard = []
@@ -160,8 +174,8 @@ WRONG = {
     "give reward=pkg.function": lambda: Route("none", "tiny-draft"),
     "reward must be tokens_per_step or a function": lambda: Route(reward=3).bind(LARGE),
     "reward cannot read nothing.here": lambda: Route(reward="nothing.here").bind(LARGE),
-    "the reward of route failed: ZeroDivisionError": lambda: Route(reward=FAILS)(LARGE, [[1]], max_new_tokens=2),
-    "must be a finite number, got nan": lambda: Route(reward=lambda *own: float("nan"))(LARGE, [[1]], max_new_tokens=2),
+    "the reward of route failed: ZeroDivisionError": lambda: Route(reward=FAILS)._paid("a", "b", 1, 1),
+    "must be a finite number, got nan": lambda: Route(reward=lambda *own: float("nan"))._paid("a", "b", 1, 1),
     "goes step by step on one device": lambda: Route().bind(LARGE, mesh=object()),
     "unknown drafter 'nobody'": lambda: Route("nobody|none")(LARGE, [[1]], max_new_tokens=2),
     "have different vocabularies": lambda: Route("none", (specjax.models.abstract("tiny"),), FAILS).bind(LARGE),

@@ -30,6 +30,7 @@ from specjax.search import (
     AStar,
     Beam,
     BeamSearch,
+    ELang,
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
     HideMessage,
@@ -185,6 +186,7 @@ STEPWISE = {
     "self_agreement": lambda: SelfAgreement(
         2, before="n", each="m{answer}", after="l", answer="([a-m])", reply="k{answer}"
     )(LARGE, ["dim"], **WARM),
+    "e_lang": lambda: ELang(SMALL, 10.0)(LARGE, [[3, 8, 13], [1, 2]], **WARM),
     "hide_message": lambda: HideMessage("a")(LARGE, [[3, 8, 13]], **WARM),
     "read_message": lambda: ReadMessage((3, 8, 1), 1)(LARGE, [[3, 8, 13]], **WARM | {"top_k": 24}),
     "speculative_thinking": lambda: THINKING(LARGE, [[3, 8, 13]], **WARM),

@@ -16,6 +16,7 @@ ORACLES = {
         "spec_reason": "tests/search/test_spec_reason.py::test_between_the_ends_it_is_the_oracle[likelihood]",
         "speculative_thinking": "tests/search/test_speculative_thinking.py::test_with_cues_it_is_the_oracle",
         "ralm": "tests/search/test_ralm.py::test_plain_retrieval_is_the_loop_that_keeps_nothing",
+        "e_lang": "tests/search/test_e_lang.py::test_the_large_model_writes_where_the_small_one_was_unsure[6-1.0]",
         "plan_search": "tests/search/test_plan_search.py::test_the_model_is_asked_as_often_as_the_authors_program_does",
         "hide_message": "tests/search/test_coupling.py::test_texts_have_exactly_the_models_distribution[True]",
         "read_message": "tests/search/test_coupling.py::test_a_reader_finds_what_was_hidden",

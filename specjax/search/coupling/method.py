@@ -57,7 +57,7 @@ class HideMessage(_Carried):
     from with these options, and what it tells about the message is as much as a greedy coupling gives.
 
     A text that ends too early carries only a part. Then, or if its words are other tokens when they are read, the record is
-    an error; it holds the text and the ids all the same. `score` is the log-probability of the message for who reads the
+    an error; it holds the text and the ids all the same. `score` is the log-probability of the message for a reader of the
     text.
 
     Attributes:

@@ -106,15 +106,15 @@ def _observed(chats: list[Messages], ask: Ask) -> list[list[str]]:
 
 def _written(problem: str, sets: list[tuple[str, ...]], ask: Ask) -> list[Program]:
     """Two programs for every set of observations."""
-    given = ["Use these observations:\n" + _list(own) + "\n\n" if own else "" for own in sets]
-    sketches = ask([_chat(SYSTEM, SKETCH.format(problem=problem, given=own)) for own in given], None)
+    quoted = ["Use these observations:\n" + _list(own) + "\n\n" if own else "" for own in sets]
+    sketches = ask([_chat(SYSTEM, SKETCH.format(problem=problem, given=own)) for own in quoted], None)
     chats = [_chat(SYSTEM, CRITICISM.format(problem=problem, sketch=own)) for own in sketches]
     fixed = ask(_go_on(chats, ask(chats, None), FIX), None)
     plans = [own for both in zip(sketches, fixed, strict=True) for own in both]
     pseudo = ask([_chat(CODER, PSEUDO.format(problem=problem, sketch=own)) for own in plans], None)
     code = ask([_chat(CODER, PROGRAM.format(problem=problem, pseudo=own)) for own in pseudo], None)
     origin = [own for own in sets for _ in range(2)]
-    return [Program(block(own), *rest) for own, *rest in zip(code, plans, origin, strict=True)]
+    return [Program(block(own), plan, given) for own, plan, given in zip(code, plans, origin, strict=True)]
 
 
 def _chat(system: str, user: str) -> Messages:

@@ -352,6 +352,7 @@ _LOADED = {
     "own_head": "heads",
     "pad": "self_speculation",
     "self_or_model": "self_speculation",
+    "vectors": "self_speculation",
     "texts": "retrieval",
     "datastore": "retrieval",
     "": "retrieval",
@@ -374,7 +375,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {
     "drafts": ("rasd", "switch"),
-    "self_speculation": ("kangaroo", "swift", "del", "small_cache", "magicdec", "main_experts"),
+    "self_speculation": ("kangaroo", "swift", "del", "small_cache", "magicdec"),
     "jacobi": ("lookahead", "jacobi"),
     "blocks": ("sequential",),
     "early_commit": ("prophet", "end_of_text"),

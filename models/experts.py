@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models.compressed import changed
 from specjax.models.grouped import grouped_dot
 from specjax.models.linear import Linear
 from specjax.models.mlp import ACTIVATIONS, Activation, MLPConfig
@@ -56,6 +57,7 @@ class ExpertsConfig:
         of choice. Weights that are divided by a sum are divided by that of these k (`specjax.models.routing`).
       auxiliary: how many of a token's k experts, the last in the order of choice, are not computed. Their weights are lost: the
         others keep those that they have among all k.
+      vectors: whether learned vectors stand for the auxiliary experts (`specjax.models.compressed`).
     """
 
     num_experts: int
@@ -79,6 +81,7 @@ class ExpertsConfig:
     latent_size: int | None = None
     first_rank: int = 1
     auxiliary: int = 0
+    vectors: bool = False
 
     @property
     def main(self) -> int:
@@ -89,6 +92,18 @@ class ExpertsConfig:
     def last_rank(self) -> int:
         """The rank of the last of a token's experts."""
         return self.first_rank - 1 + self.num_experts_per_tok
+
+    def uncompressed(self, width: int) -> str:
+        """Why vectors cannot stand for experts of a model of `width`; empty if they can."""
+        reasons = {
+            "experts without a gate": self.ungated is not None,
+            "clamped experts": self.swiglu_limit is not None,
+            "experts whose inputs are weighted": self.scoring == "inputs",
+            "experts in a narrower space": self.latent_size is not None,
+            f"experts wider ({self.moe_intermediate_size}) than the model ({width})": self.moe_intermediate_size
+            > width,
+        }
+        return next((reason for reason, has in reasons.items() if has), "")
 
     @property
     def choices(self) -> int:
@@ -277,6 +292,18 @@ class Experts(nnx.Module):
         return grouped_dot(inner, down, sizes)
 
 
+class CompressedExperts(Experts):
+    """Experts that read what `specjax.models.compressed.changed` makes of tokens."""
+
+    def mlp(self, x: Array, sizes: Array) -> Array:
+        """Rows `[R, 2 E + F]`, sorted by expert, `sizes` `[X]` of which each has; gives `[R, E]`."""
+        gate, up = self.gate.kernel.get_value(), self.up.kernel.get_value()
+        width = up.shape[1]
+        of_gate, of_up, between = jnp.split(x, (width, 2 * width), axis=-1)
+        inner = nnx.silu(grouped_dot(of_gate, gate, sizes)) * grouped_dot(of_up, up, sizes)
+        return grouped_dot(inner * between, self.down.kernel.get_value(), sizes)
+
+
 class Affine(nnx.Module):
     """A matrix for every expert, `[X, inputs, outputs]`, and a bias, `[X, outputs]`."""
 
@@ -319,6 +346,10 @@ class SparseMLP(nnx.Module):
         self.router = Router(config, width, dtype, rngs)
         kind = Experts if config.swiglu_limit is None else ClampedExperts
         latent = config.latent_size
+        if config.vectors:
+            assert not config.uncompressed(width), "such vectors are refused before"
+            self.ces = nnx.Param(jnp.ones((config.num_experts, 3, width), dtype))
+            kind = CompressedExperts if config.auxiliary else kind
         self.experts = kind(config, latent or width, dtype, rngs)
         if latent is not None:
             linear = lambda inputs, outputs: Linear(
@@ -334,14 +365,18 @@ class SparseMLP(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
-        latent = self.config.latent_size is not None
-        weights, experts = (both[:, : self.config.main] for both in self.router(flat))
-        out = self.experts(self.into_latent(flat) if latent else flat, weights, experts)
+        c = self.config
+        latent = c.latent_size is not None
+        read = self.into_latent(flat) if latent else flat
+        (weights, left), (experts, others) = ((both[:, : c.main], both[:, c.main :]) for both in self.router(flat))
+        if c.vectors and c.auxiliary:
+            read = changed(read, self.ces[...], left, others, c.moe_intermediate_size)
+        out = self.experts(read, weights, experts)
         out = (self.out_of_latent(out) if latent else out).reshape(x.shape)
-        if self.config.shared is None:
+        if c.shared is None:
             return out
         shared = self.shared(x)
-        return out + (shared * nnx.sigmoid(self.shared_gate(x)) if self.config.shared_gate else shared)
+        return out + (shared * nnx.sigmoid(self.shared_gate(x)) if c.shared_gate else shared)
 
     def split_products(self) -> tuple[Any, ...]:
         """None: sums over experts are float32."""

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from specjax.models import hf_rope
+from specjax.models import hf_experts, hf_rope
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import switches
@@ -79,7 +79,8 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
         tie_word_embeddings=flag("tie_word_embeddings", get("tie_word_embeddings")),
     )
     plain = plain if family.rope is None else plain.every(AttentionConfig, rope=family.rope(get))
-    found = dataclasses.replace(_stretched(family.read(get, plain)), family=family.model_type)
+    read = hf_experts.compressed(get, family.read(get, plain))
+    found = dataclasses.replace(_stretched(read), family=family.model_type)
     switches.check(text, found, asked, family.architecture)
     return found
 
@@ -157,7 +158,7 @@ def _shared(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": c.num_hidden_layers, "num_attention_heads": near.num_attention_heads,
         "num_key_value_heads": near.num_key_value_heads, "head_dim": near.head_dim,
         "max_position_embeddings": c.max_position_embeddings, "hidden_act": c.dense.hidden_act, "rms_norm_eps": c.norm.eps,
-        "tie_word_embeddings": c.head.tied,
+        "tie_word_embeddings": c.head.tied, **hf_experts.compressed_to_hf(c),
     }  # fmt: skip
 
 

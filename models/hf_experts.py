@@ -5,8 +5,9 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig, Scoring
-from specjax.models.fields import MOST_EXPERTS, is_size, positive
+from specjax.models.fields import MOST_EXPERTS, flag, is_size, positive, shown
 from specjax.models.mlp import MLPConfig
+from specjax.models.model_config import ModelConfig
 
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 """The names that files of Mixtral, and of families that follow it, give to fields of experts."""
@@ -81,3 +82,37 @@ def from_hf(
             f"config.json: {chosen} {made.num_experts_per_tok} is above {made.choices}, the experts to choose from"
         )
     return made
+
+
+def compressed(get: Callable[[str], Any], config: ModelConfig) -> ModelConfig:
+    """The config with compressed experts if the file has some (`use_ce`): `n_ce` of a token's experts are auxiliary.
+
+    Raises:
+      ModelError: if it has no experts, not as many, or such as vectors cannot stand for.
+    """
+    if not flag("use_ce", get("use_ce")):
+        return config
+    count, found = get("n_ce"), config.experts
+    if found is None:
+        raise ModelError("config.json: use_ce is true, and the model has no experts")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < found.num_experts_per_tok:
+        raise ModelError(
+            f"config.json: n_ce must be a number below the {found.num_experts_per_tok} experts of a token, not {shown(count)}"
+        )
+    if why := uncompressed(config):
+        raise ModelError(f"config.json: use_ce is true, and vectors cannot stand for {why}")
+    return config.every(ExpertsConfig, auxiliary=count, vectors=True)
+
+
+def compressed_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """The keys of compressed experts; none of a model without them."""
+    experts = config.experts
+    return {} if experts is None or not experts.vectors else {"use_ce": True, "n_ce": experts.auxiliary}
+
+
+def uncompressed(config: ModelConfig) -> str:
+    """Why vectors cannot stand for a model's experts; empty if they can."""
+    if any(layer.beside is not None for layer in config.layers):
+        return "experts beside an MLP"
+    reasons = (layer.experts.uncompressed(config.hidden_size) for layer in config.layers if layer.experts is not None)
+    return next(filter(None, reasons), "")

@@ -43,7 +43,7 @@ def in_turns(apply: Apply, whole: Whole, number: int, parts: int, inputs: bool) 
     sum is `whole`.
 
     Args:
-      apply: an MLP of parameters, rows `[W, E]` sorted by expert, and the number of each own expert's rows; it gives
+      apply: an MLP of parameters, rows `[W, ...]` sorted by expert, and the number of each own expert's rows; it gives
         `[W, E]`, of which rows after those of all own experts are undefined.
       whole: the same sum from arrays of R rows, a function like the result.
       number: how many experts a device holds.
@@ -51,7 +51,7 @@ def in_turns(apply: Apply, whole: Whole, number: int, parts: int, inputs: bool) 
       inputs: whether the weights multiply what experts read, and not what they give.
 
     Returns:
-      A function of parameters, tokens `[M, E]`, weights `[M, k]` in float32 and experts `[M, k]` int32, of which the
+      A function of parameters, what experts read of tokens `[M, ...]`, weights `[M, k]` in float32 and experts `[M, k]`. The
       device's own are those below `number`. It returns `[M, E]`.
     """
 
@@ -99,5 +99,7 @@ def _turns(apply, number, parts, wide, inputs, params, x, weights, experts):
         return end, out + jnp.where(lost[:, None], jnp.nan, added)
 
     with jax.named_scope(SCOPE):
-        begin = jnp.zeros((), ends.dtype), jnp.zeros(x.shape, jnp.float32)
+        rows = jax.ShapeDtypeStruct((wide, x.shape[1]), x.dtype), jax.ShapeDtypeStruct((number,), ends.dtype)
+        width = jax.eval_shape(apply, params, *rows).shape[1]
+        begin = jnp.zeros((), ends.dtype), jnp.zeros((tokens, width), jnp.float32)
         return jax.lax.while_loop(lambda state: state[0] < count, one, begin)[1].astype(x.dtype)

@@ -27,6 +27,11 @@ _QWEN2_MOE = {
     "norm_topk_prob": False, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
     "tie_word_embeddings": False, "use_sliding_window": False,
 }  # fmt: skip
+_MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 32000, "num_key_value_heads": 8,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
 _OLMOE = {
     "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 50304, "num_key_value_heads": 16,
     "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, "clip_qkv": None, "max_position_embeddings": 4096,
@@ -426,6 +431,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-Next-80B-A3B-Instruct": _sized(_QWEN_NEXT, 2048, 5120, 48, 16),
     "Qwen/Qwen3.5-27B": _sized(_QWEN3_5, 5120, 17408, 64, 24),
     "Qwen/Qwen1.5-MoE-A2.7B": _sized(_QWEN2_MOE, 2048, 5632, 24, 16),
+    "mistralai/Mixtral-8x7B-v0.1": _sized(_MIXTRAL, 4096, 14336, 32, 32),
     "allenai/OLMoE-1B-7B-0924": _sized(_OLMOE, 2048, 1024, 16, 16),
     "ibm-granite/granite-3.1-3b-a800m-instruct": _sized(_GRANITE_MOE, 1536, 512, 32, 24),
     "rednote-hilab/dots.llm1.inst": _sized(_DOTS1, 4096, 10944, 62, 32),

@@ -3,9 +3,14 @@
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax.models.experts import ExpertsConfig
+from specjax.models.hf_experts import uncompressed
 from specjax.models.llama import LlamaLM
 from specjax.models.mapped import Mapped
+
+PyTree = Any
 
 
 def experts_of(lm: Any, asks: str) -> tuple[ExpertsConfig, ...]:
@@ -77,3 +82,41 @@ def main_alone(lm: Any, keep: int, asks: str) -> Any:
         return dataclasses.replace(lm, lm=main_alone(lm.lm, keep, asks))
     left = lambda experts: dataclasses.replace(experts, auxiliary=experts.num_experts_per_tok - keep)
     return dataclasses.replace(lm, config=lm.config.mapped(ExpertsConfig, left))
+
+
+def compressed(lm: Any, keep: int, asks: str) -> Any:
+    """The same model with compressed experts: vectors stand for all of a token's experts but the first `keep`.
+
+    Its parameters are the model's, `joined` with vectors; see `specjax.models.compressed`.
+
+    Args:
+      lm: a `LlamaLM`.
+      keep: see `main_alone`.
+      asks: see `main_alone`.
+
+    Raises:
+      ValueError: see `main_alone`; also for a `Mapped`, and for experts that vectors cannot stand for.
+    """
+    alone = main_alone(lm, keep, asks)
+    if isinstance(alone, Mapped):
+        raise ValueError(
+            f"{asks} adds vectors to a model's parameters, and these are another library's: leave vectors out"
+        )
+    if why := uncompressed(alone.config):
+        raise ValueError(f"{asks}: vectors cannot stand for {why}: leave vectors out, or load another model")
+    return dataclasses.replace(alone, config=alone.config.every(ExpertsConfig, vectors=True))
+
+
+def ones(lm: LlamaLM, dtype: Any = jnp.float32) -> PyTree:
+    """Vectors that change nothing, for `joined`: `[X, 3, E]` for every layer with experts."""
+    of = lambda experts: jnp.ones((experts.num_experts, 3, lm.config.hidden_size), dtype)
+    found = {i: layer.experts for i, layer in enumerate(lm.config.layers)}
+    return {"layers": {i: {"mlp": {"ces": of(own)}} for i, own in found.items() if own is not None}}
+
+
+def joined(params: PyTree, vectors: PyTree) -> PyTree:
+    """A model's parameters with vectors; the same numbers, in the nested dicts that the model of `compressed` reads."""
+    layers = dict(params["layers"])
+    for i, own in vectors["layers"].items():
+        layers[i] = {**layers[i], "mlp": {**layers[i]["mlp"], **own["mlp"]}}
+    return {**params, "layers": layers}

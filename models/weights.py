@@ -31,6 +31,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     keys = [getattr(key, "key", key) for key in path]
     kind = "bias" if keys[-1] == "bias" else "weight"
     match keys[:-1]:
+        case ["layers", layer, "mlp"] if keys[-1] == "ces":
+            return f"model.layers.{layer}.mlp.ces", False
         case ["encoder", *own]:
             name, transposed = hf_name((*own, keys[-1]))
             return f"encoder.{name}", transposed

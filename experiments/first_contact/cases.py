@@ -62,9 +62,7 @@ DRAFTERS = (
     "pearl:model={draft}", "saguaro:model={draft}", "mirror_sd:model={draft}", "pard:model={draft}", "pard2:model={draft}",
     "lud:pad=2,alpha=0.2",
 )  # fmt: skip
-"""All but `gad`, which drafts for a target with an encoder, and `WITH_EXPERTS`; no shipped model has either."""
-WITH_EXPERTS = ("main_experts",)
-"""Drafters for a mixture of experts."""
+"""All but `gad` and `main_experts`, for targets with an encoder and with experts; no shipped model has either."""
 VERIFIERS = {
     "typical": GREEDY, "ears": GREEDY, "lenient": GREEDY, "rapid": GREEDY, "fly": "keeps another token where it is unsure",
     "gad_plus": "keeps likely tokens",

@@ -506,6 +506,19 @@ def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return stored.kind(**stored.fields).bind(target.lm), load_datastore(stored.found(target), target, mesh)
 
 
+def _vectors(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter of the target's main experts, with the vectors of a folder if the line names one."""
+    if not stored.asked:
+        return stored.kind(**stored.fields).bind(target.lm), None
+    from specjax.draft.main_experts.folder import read_vectors
+
+    if target.abstract:
+        raise ValueError(f"{stored.name} reads vectors, which a configuration does not describe: leave them out")
+    keep, vectors = read_vectors(stored.asked, target.lm, target.dtype)
+    drafter = stored.kind(**{**stored.fields, "keep": stored.fields.get("keep") or keep}, vectors=True).bind(target.lm)
+    return drafter, jax.device_put(vectors, None if mesh is None else replicated(mesh, vectors))
+
+
 def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     """A drafter with the texts of a datastore, if the line names one."""
     if not stored.asked:
@@ -580,6 +593,7 @@ LOADERS: dict[str, Loader] = {
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),
     "texts": Loader(_texts, "", "datastore"),
+    "vectors": Loader(_vectors, "", option="vectors"),
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }

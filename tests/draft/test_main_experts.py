@@ -12,13 +12,15 @@ from support.conformance import but_slow, texts
 
 import specjax
 from specjax import decoder as decoding
+from specjax import models
 from specjax.assembly.registry import build_drafter
 from specjax.draft import MainExperts, View
+from specjax.draft.main_experts.folder import save_vectors
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.models import ExpertsConfig, Model
 from specjax.models.contrastive import SelfContrastive
-from specjax.models.routing import main_alone, routed
+from specjax.models.routing import compressed, joined, main_alone, ones, routed
 from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.sharding import make_mesh
 
@@ -82,17 +84,68 @@ def test_a_draft_is_greedy_text_of_fewer_experts(renormalised):
     assert tokens[0].tolist() == path
 
 
-@pytest.mark.slow
-def test_a_mesh_keeps_the_text():
-    """Rows and experts split; both sides take them from the same devices."""
-    drafter = MainExperts()
-    model = small.params_of(drafter, LM, ())
-    mesh = make_mesh("data=1,model=2", jax.devices()[:2])
+def decoded(drafter, own=None, mesh=None):
+    """Texts of three rows, and how often each number of tokens of a draft was right."""
+    model = {"target": small.weights(LM), "draft": own}
     decoder = dataclasses.replace(specjax.speculative(LM, drafter, mesh=mesh), whole=True)
-    model = jax.device_put(model, decoder.param_shardings(model))
+    model = model if mesh is None else jax.device_put(model, decoder.param_shardings(model))
     state = decoding.run(decoder, model, small.begin(decoder, model))
-    assert texts(state) == [list(text) for text in small.free_texts(LM)]
-    assert np.sum(state.stats.accepted, axis=0)[1:].sum(), "nothing is drafted right"
+    return texts(state), np.sum(state.stats.accepted, axis=0)
+
+
+def vectors(spread):
+    """Vectors for `LM`, about 1."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: x + jnp.asarray(spread * rng.normal(size=x.shape), jnp.float32), ones(LM))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [None, vectors(0.5)], ids=["alone", "vectors"])
+def test_a_mesh_keeps_the_text(own):
+    """Rows and experts split; both sides take them from the same devices."""
+    drafter = MainExperts(vectors=own is not None)
+    said, right = decoded(drafter, own, make_mesh("data=1,model=2", jax.devices()[:2]))
+    assert said == [list(text) for text in small.free_texts(LM)]
+    assert right[1:].sum(), "nothing is drafted right"
+
+
+@pytest.mark.slow
+def test_vectors_change_drafts_and_no_text():
+    """Vectors of ones change nothing at all, others what is right of a draft."""
+    alone, same = decoded(MainExperts()), decoded(MainExperts(vectors=True), ones(LM))
+    drawn = decoded(MainExperts(vectors=True), vectors(2.0))
+    assert alone[0] == same[0] == drawn[0] == [list(text) for text in small.free_texts(LM)]
+    np.testing.assert_array_equal(alone[1], same[1])
+    assert drawn[1].tolist() != alone[1].tolist()
+
+
+def test_vectors_of_a_folder(tmp_path):
+    """Those alone or a whole model's; the number of main experts is the folder's, and a line's own goes before it."""
+    target = Model(LM, small.weights(LM), dtype=jnp.dtype("float32"))
+    lm, own = compressed(LM, 1, "a test"), vectors(0.5)
+    save_vectors(tmp_path / "own", lm, own, "float32")
+    models.save(tmp_path / "whole", lm, joined(target.params, own))
+    for name in ("own", "whole"):
+        drafter, read = build_drafter(f"main_experts:vectors={tmp_path / name},length=2", target)
+        assert (drafter.keep, drafter.vectors, drafter.nodes) == (1, True, 3) and drafter.target == lm
+        jax.tree.map(np.testing.assert_array_equal, read, own)
+    with pytest.raises(ValueError, match="the weights do not fit config.json: missing"):
+        models.load(tmp_path / "own")
+    models.save(tmp_path / "plain", LM, target.params)
+    other = dataclasses.replace(LM, config=LM.config.every(ExpertsConfig, num_experts=5))
+    deep = small.with_layers(LM, 3)
+    for line, model, said in (
+        (f"vectors={tmp_path / 'plain'}", LM, "plain has no compressed experts .use_ce and n_ce in config.json."),
+        (f"vectors={tmp_path / 'nowhere'}", LM, "nowhere"),
+        (f"vectors={tmp_path / 'own'}", other, r"needs model.layers.0.mlp.ces \[5, 3, 32\], and it has \[4, 3, 32\]"),
+        (f"vectors={tmp_path / 'own'}", deep, r"needs model.layers.2.mlp.ces \[4, 3, 32\], and it has none"),
+        (f"vectors={tmp_path / 'own'},renormalised=true", LM, "leave renormalised or vectors out"),
+        (f"vectors={tmp_path / 'own'},keep=2", LM, "fewer than its 2, got 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            build_drafter(f"main_experts:{line}", dataclasses.replace(target, lm=model))
+    with pytest.raises(ValueError, match="reads vectors, which a configuration does not describe"):
+        build_drafter(f"main_experts:vectors={tmp_path / 'own'}", dataclasses.replace(target, params=LM.abstract()))
 
 
 def test_refused():

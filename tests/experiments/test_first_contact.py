@@ -3,7 +3,7 @@
 import json
 
 from experiments.first_contact.__main__ import RESULTS, cell, tables
-from experiments.first_contact.cases import WARPED, WITH_EXPERTS, cases
+from experiments.first_contact.cases import WARPED, cases
 from specjax.assembly.registry import DRAFTERS, VERIFIERS
 from specjax.decode.lines import read_decode
 from specjax.warpers import WARPERS
@@ -18,7 +18,7 @@ def test_every_way_that_needs_no_training_is_there():
         for name, entry in DRAFTERS.items()
         if entry.loads in ("", "model", "datastore", "diffusion_model", "diffusion_and_trigrams")
     }
-    assert free - {"none", *WITH_EXPERTS} <= {word for case in found for word in case.line.replace(":", "+").split("+")}
+    assert free - {"none"} <= {word for case in found for word in case.line.replace(":", "+").split("+")}
     assert all(f"verifier={name}" in lines for name in VERIFIERS if name != "coupled")
     for case in found:
         if not case.devices:

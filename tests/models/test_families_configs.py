@@ -417,10 +417,7 @@ PUBLISHED = {
     "CohereForAI/c4ai-command-r-v01": (35.0, CONFIGS["CohereForAI/c4ai-command-r-v01"]),
     "CohereForAI/c4ai-command-r7b-12-2024": (8.03, CONFIGS["CohereForAI/c4ai-command-r7b-12-2024"]),
     "LGAI-EXAONE/EXAONE-4.0-32B": (32.0, CONFIGS["LGAI-EXAONE/EXAONE-4.0-32B"]),
-    "mistralai/Mixtral-8x7B-v0.1": (46.7, {
-        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 32, "num_attention_heads": 32,
-    }),
+    "mistralai/Mixtral-8x7B-v0.1": (46.7, CONFIGS["mistralai/Mixtral-8x7B-v0.1"]),
     "zai-org/GLM-4.5-Air": (106, {
         "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "head_dim": 128,
         "num_hidden_layers": 46, "num_attention_heads": 96,

@@ -14,7 +14,7 @@ from specjax.models.kv import stack_past
 
 @dataclasses.dataclass(frozen=True)
 class MainExperts(TreeDrafter):
-    """A mixture of experts as its own draft model, where each token is computed by its best experts alone; training-free.
+    """A mixture of experts as its own draft model, where each token is computed by its best experts alone.
 
     Drafts read the target's own cache, as it is, and what they add to it lives for one step. A pass for one token reads
     `keep` experts of a layer, and all other weights. So it pays where experts are most of what a step reads: for few rows.
@@ -23,11 +23,15 @@ class MainExperts(TreeDrafter):
     lost. Where a router divides weights by their sum, this makes a layer's output smaller than the target's. With
     `renormalised`, that sum is over the kept ones.
 
+    Vectors may stand for the experts that are left out (`specjax.models.compressed`). They are parameters of the drafter,
+    which `specjax train compressed_experts` trains. Vectors of ones are the same as none.
+
     Attributes:
       keep: how many experts a token has in a draft, fewer than in the target. 0: half of the target's, as published, rounded
         up.
       renormalised: whether a router that divides weights by their sum does so for the kept experts alone.
       expander: turns next-token distributions into a tree.
+      vectors: whether `params["draft"]` holds vectors, as `specjax.models.routing.ones` makes them.
       target: with those experts; filled in by `bind`.
     """
 
@@ -35,25 +39,38 @@ class MainExperts(TreeDrafter):
         "main_experts",
         "the target itself, with fewer experts for each token",
         "arXiv:2503.00634",
+        fields=("keep", "renormalised"),
         expander="chain:length=3",
+        loads="vectors",
     )
 
     keep: int = 0
     renormalised: bool = False
     expander: Expander = Chain(3)
+    vectors: bool = False
     target: Any = None
+
+    @property
+    def needs_params(self):
+        return self.vectors
 
     def bind(self, target):
         from specjax.models import routing  # flax is slow to import
 
+        if self.vectors and self.renormalised:
+            raise ValueError("main_experts: vectors are for weights as published: leave renormalised or vectors out")
         most = min(experts.main for experts in routing.experts_of(target, "main_experts"))
         keep = self.keep or -(-most // 2)
-        alone = routing.main_alone(target, keep, "main_experts")
-        few = routing.routed(target, 1, keep, "main_experts") if self.renormalised else alone
+        few = (routing.compressed if self.vectors else routing.main_alone)(target, keep, "main_experts")
+        if self.renormalised:
+            few = routing.routed(target, 1, keep, "main_experts")
         return dataclasses.replace(self, target=few)
 
     def propose(self, params, draft, view, sampler):
-        weights, length = params["target"], view.length - 1  # the root has no slot yet
+        from specjax.models.routing import joined
+
+        weights = joined(params["target"], params["draft"]) if self.vectors else params["target"]
+        length = view.length - 1  # the root has no slot yet
         wants = Wants(logits=True, final=True)
         output = self.target(weights, Block(view.root[:, None], length[:, None], length), view.cache, wants=wants)
 

@@ -27,7 +27,7 @@ SHORT = {"vicinity": {"before": 1, "after": 1, "warmup": 1}}
 """Fields for canvases on which the defaults lose nothing."""
 SMALL = {
     "ems": {"recent": 4, "chunk": 4, "budget": 8},
-    "gear": {"recent": 4, "chunk": 4, "bits": 2, "rank": 0, "outliers": 0.0},
+    "gear": {"recent": 4, "chunk": 4, "bits": 2, "rank": 0, "prefill_rank": 0, "outliers": 0.0},
     "spatten": {"recent": 4, "chunk": 4, "important": 8, "last": 4, "start": 2},
 }
 """Fields for texts on which the defaults forget nothing."""

@@ -184,8 +184,12 @@ def written(policy, name, mesh=None):
     return ended(decoder, params(name), LONG)
 
 
-WHOLE = {"ems": EMS(4, 4, budget=64), "gear": GEAR(4, 4, rank=4, outliers=0.5), "spatten": SpAtten(4, 4, 64, 64)}
-"""They lose nothing here: two have room for all, and four tokens are of rank four, as what GEAR keeps of their errors is."""
+WHOLE = {
+    "ems": EMS(4, 4, budget=64),
+    "gear": GEAR(4, 4, rank=4, prefill_rank=TARGET.config.near.head_dim, outliers=0.5),
+    "spatten": SpAtten(4, 4, 64, 64),
+}
+"""They lose nothing here: two have room for all, and what GEAR keeps of errors has their full rank."""
 LINES = [("ems", "draft-static"), ("gear", "none"), ("spatten", "kangaroo")]
 
 
@@ -219,7 +223,7 @@ def test_layers_with_windows_keep_theirs(policy):
 
 LOSSY = {
     "ems": EMS(4, 4, budget=8),
-    "gear": GEAR(4, 4, bits=2, rank=0, outliers=0.0),
+    "gear": GEAR(4, 4, bits=2, rank=0, prefill_rank=0, outliers=0.0),
     "spatten": SpAtten(4, 4, 8, 4, start=2),
 }
 
@@ -275,6 +279,11 @@ def test_who_may_have_one():
             "a head's 6 numbers",
         ),
         (
+            lambda: GEAR(prefill_rank=9).init(changed(TARGET.config, head_dim=8), 0, 1, 64, jnp.float32),
+            "gear's ranks 2 and 9 .* choose lower ranks",
+        ),
+        (lambda: GEAR(prefill_rank=-1), "ranks >= 0"),
+        (
             lambda: specjax.speculative(forgetful).empty({"target": {}}, 1, 64, jnp.float32),
             r"EMS forgets.*with_rings\(\)",
         ),
@@ -286,7 +295,7 @@ def test_who_may_have_one():
         with pytest.raises(ValueError, match=error):
             make()
     swift = Engine(engine.model, decode=Speculate("swift", cache="ems")).decoder
-    assert swift._width(400) == 224 > swift.target.ahead == swift.drafter.depth + 1
+    assert swift._width(400) == 224 > swift.target.ahead == swift.drafter.depth + 1 + swift.drafter.looks_back
     assert isinstance(
         jax.eval_shape(lambda: dataclasses.replace(TARGET, old=EMS(), ahead=4).init_cache(1, 64)), OldCache
     )

@@ -10,7 +10,7 @@ from support.shapes import changed
 from support.small_target import TARGET, weights
 
 import specjax
-from specjax.models.caches import EMS, SpAtten
+from specjax.models.caches import EMS, GEAR, SpAtten
 from specjax.models.kv import KVDelta
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
@@ -123,6 +123,42 @@ def test_spatten_prunes_a_prompt_in_a_cascade(text):
             assert body.positions[row].tolist() == sorted(below)
             np.testing.assert_allclose(body.score[row], total[sorted(below)], rtol=1e-4)
             np.testing.assert_array_equal(body.key[row].swapaxes(0, 1), text[0][layer, row, sorted(below)])
+
+
+def in_two_bits(x, axis):
+    """Quantises vectors of a matrix between their extremes."""
+    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+    low = low.astype(np.float16).astype(np.float32)
+    step = ((high - low) / 3).astype(np.float16).astype(np.float32)
+    return np.clip(np.round((x - low) / step), 0, 3) * step + low
+
+
+def of_rank(errors, rank):
+    """A matrix of so low a rank near the errors, by the published power iteration."""
+    right = np.asarray(jax.random.uniform(jax.random.key(0), (errors.shape[1], rank)))
+    for last in (False, False, True):
+        left = errors @ (np.linalg.qr(right)[0] if last else right)
+        left = np.linalg.qr(left)[0] if last else left
+        right = errors.T @ left
+    return left @ right.T
+
+
+@pytest.mark.slow
+def test_gear_keeps_errors_of_a_prompt_together_in_their_own_rank(text):
+    """Without a rank it is the quantiser alone; with one less is left."""
+    left = {}
+    for rank in (0, 2):
+        policy = GEAR(5, 4, bits=2, rank=1, prefill_rank=rank, outliers=0.0)
+        cache = read(policy, text)
+        restored = jax.jit(lambda cache, p=policy: [p.read(body, cache.folded)[:2] for body in cache.bodies])(cache)
+        for layer, row, head, part in np.ndindex(LAYERS, B, K, 2):
+            folded = int(cache.folded[row])
+            x = text[part][layer, row, :folded, head]
+            want = np.concatenate([in_two_bits(x[at : at + 4], part) for at in range(0, folded, 4)])
+            want = want + (of_rank(x - want, rank) if rank else 0.0)
+            np.testing.assert_allclose(restored[layer][part][row, head, :folded], want, atol=5e-3)
+            left.setdefault((layer, row, head, part), []).append(np.linalg.norm(x - want))
+    assert all(few < none for none, few in left.values())
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def everywhere(give):
 
 @pytest.mark.slow
 def test_every_kind_has_a_line():
-    assert {type(line(name).decoder) for name in LINES} == kinds()
+    apart = {kind for kind in kinds() if kind.__module__ == "specjax.pipelined"}  # the parts of one over two meshes
+    assert {type(line(name).decoder) for name in LINES} == kinds() - apart
     asking = {"verbalized", "plan_search"}  # their replies are whole texts of the rows that `self_agreement` has
     assert registry.STEPWISE.keys() == STEPWISE.keys() | asking | {"entropy_adaptive"}
 

@@ -6,11 +6,17 @@ The numbers of an output, or of a group of its inputs, share a scale. Their grea
 
 For integers, `most` is the largest integer plus a half, so that the bucket of the largest is as wide as the others. For
 float8 it is the largest number. DFloat11 is bfloat16 without loss.
+
+A file may name a format for each matrix (`PerMatrix`), as EvoPress does (arXiv:2410.14649).
 """
 
 import abc
 import dataclasses
+import functools
+import hashlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +28,7 @@ from specjax.models import dfloat11, quantising
 from specjax.models.byte_ranges import Source, Stack
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
-from specjax.models.weights import listed
+from specjax.models.weights import hf_name, listed
 
 USUAL, SHORTEST = 128, 16
 """Inputs of a group where none are asked for: at most, and at least."""
@@ -30,9 +36,68 @@ _LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # numbers with a smaller sca
 _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
+class Formats(abc.ABC):
+    """Which format each matrix of a model has."""
+
+    @abc.abstractmethod
+    def of(self, path: tuple[Any, ...]) -> "tuple[Format, int] | None":
+        """The format of the parameter at this path, and the axis of its inputs, counted from the end; None: it stays
+        plain."""
+
+    @property
+    @abc.abstractmethod
+    def of_vocab(self) -> bool:
+        """Whether the table of embeddings or the output head has a format too."""
+
+    def check(self, shapes: Any) -> None:
+        """Checks that the formats can hold all matrices.
+
+        Raises:
+          ModelError: naming matrices whose inputs the groups do not divide, and a group size that does.
+        """
+        held: dict[Format, list[tuple[str, int]]] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+            if (own := self.of(path)) is not None:
+                held.setdefault(own[0], []).append((_name(path), leaf.shape[own[1]]))
+        for form, inputs in held.items():
+            form.check_groups(inputs)
+
+    def shapes(self, shapes: Any) -> Any:
+        """A params pytree of `ShapeDtypeStruct`s, converted to these formats.
+
+        Raises:
+          ModelError: see `check`.
+        """
+        self.check(shapes)
+        return self._each(lambda form, leaf, axis: form.shape(leaf, axis), shapes)
+
+    def params(self, params: Any) -> Any:
+        """Plain parameters converted to these formats, on the devices that hold them.
+
+        Raises:
+          ModelError: see `check` and `Format.leaf`.
+        """
+        self.check(params)
+        return self._each(lambda form, leaf, axis: form.leaf(leaf, axis), params)
+
+    def sources(self, sources: Any) -> Any:
+        """Where parameters are stored, with those that are converted as they are read; see
+        `specjax.models.byte_ranges.read`."""
+        return self._each(lambda form, source, axis: form.source(source, axis), sources)
+
+    def _each(self, change: "Callable[[Format, Any, int], Any]", tree: Any) -> Any:
+        """A pytree like the parameters, with `change(format, leaf, axis)` for those that have a format."""
+
+        def one(path, leaf):
+            own = self.of(path)
+            return leaf if own is None else change(own[0], leaf, own[1])
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+
 @dataclasses.dataclass(frozen=True)
-class Format(abc.ABC):
-    """A format.
+class Format(Formats):
+    """A format, which all matrices have.
 
     Attributes:
       name: the format's name.
@@ -50,9 +115,14 @@ class Format(abc.ABC):
         changed = (f"{field}={value}".lower() for field, value in fields.items() if value != getattr(usual, field))
         return ":".join(part for part in (self.name, ",".join(changed)) if part)
 
-    def axis_of(self, path: tuple[Any, ...]) -> int | None:
-        """See `inputs_axis`."""
-        return inputs_axis(path, self.vocab)
+    def of(self, path: tuple[Any, ...]) -> "tuple[Format, int] | None":
+        """See `Formats.of` and `inputs_axis`."""
+        axis = inputs_axis(path, self.vocab)
+        return None if axis is None else (self, axis)
+
+    @property
+    def of_vocab(self) -> bool:
+        return self.vocab
 
     def size(self, inputs: int) -> int:
         """How many of so many inputs form a group."""
@@ -85,16 +155,11 @@ class Format(abc.ABC):
     def source(self, source: Source | Stack, axis: int) -> Any:
         """The source that reads a matrix into its leaf; see `specjax.models.byte_ranges.read`."""
 
-    def check(self, shapes: Any) -> None:
-        """Checks that the format can hold all matrices.
-
-        Raises:
-          ModelError: naming matrices whose inputs the groups do not divide, and a group size that does.
-        """
+    def check_groups(self, inputs: list[tuple[str, int]]) -> None:
+        """Checks matrices, by their names and how many inputs they have; see `check`."""
         sizes: dict[int, list[str]] = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-            if (axis := self.axis_of(path)) is not None:
-                sizes.setdefault(leaf.shape[axis], []).append(_name(path))
+        for name, count in inputs:
+            sizes.setdefault(count, []).append(name)
         least = min([SHORTEST, *sizes]) if self.group is None else 1
         odd = [inputs for inputs in sizes if inputs % self.size(inputs) or self.size(inputs) < least]
         if odd:
@@ -103,33 +168,6 @@ class Format(abc.ABC):
             fits = max(size for size in range(1, self.group or USUAL) if not any(inputs % size for inputs in sizes))
             fits = fits if fits >= SHORTEST or self.group else 0
             raise ModelError(f"groups of {what} do not divide every matrix ({which}): give {self.name}:group={fits}")
-
-    def shapes(self, shapes: Any) -> Any:
-        """A params pytree of `ShapeDtypeStruct`s, converted to this format.
-
-        Raises:
-          ModelError: see `check`.
-        """
-        self.check(shapes)
-        return self.each(self.shape, shapes)
-
-    def params(self, params: Any) -> Any:
-        """Plain parameters converted to this format, on the devices that hold them.
-
-        Raises:
-          ModelError: see `check` and `leaf`.
-        """
-        self.check(params)
-        return self.each(self.leaf, params)
-
-    def each(self, change: Callable[[Any, int], Any], tree: Any) -> Any:
-        """A pytree like the parameters, with `change(leaf, axis)` for those that have this format."""
-
-        def one(path, leaf):
-            axis = self.axis_of(path)
-            return leaf if axis is None else change(leaf, axis)
-
-        return jax.tree_util.tree_map_with_path(one, tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +263,116 @@ FORMATS = {
 """The formats by name."""
 
 
+BITS: dict[int, str | None] = {4: "int4", 8: "int8", 16: None}
+"""The formats of numbers of bits, as files of EvoPress name them; None: as the model is loaded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PerMatrix(Formats):
+    """A format for each matrix that a file names; the others stay plain.
+
+    Attributes:
+      file: the file.
+      digest: of what it says.
+      lines: names of matrices, as Llama's tensors are called, without `.weight`; and their formats, None for plain.
+    """
+
+    file: str
+    digest: str
+    lines: "tuple[tuple[str, Format | None], ...]"
+
+    @classmethod
+    def read(cls, file: str) -> "PerMatrix":
+        """What a file says, line by line: `model.layers.0.self_attn.q_proj: 4`; bits (see `BITS`) or a format's line.
+
+        Raises:
+          ModelError: on another line; names it.
+        """
+        content = Path(file).read_bytes()
+        lines: dict[str, Format | None] = {}
+        for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+            name, _, word = (part.strip() for part in line.partition(":"))
+            if not line.strip():
+                continue
+            if not word or name in lines or (word.isdecimal() and int(word) not in BITS):
+                what = (
+                    f"{name} is there already" if name in lines else f"{line.strip()[:60]!r} is no matrix with a format"
+                )
+                raise ModelError(
+                    f"{file}, line {number}: {what}; a line is NAME: BITS, such as model.layers.0.mlp.up_proj: 4, with "
+                    f"{', '.join(map(str, BITS))} or one of {', '.join(FORMATS)}"
+                )
+            lines[name] = _one_format(BITS[int(word)] if word.isdecimal() else word)
+        return cls(file, hashlib.sha256(content).hexdigest()[:12], tuple(lines.items()))
+
+    def __str__(self) -> str:
+        return f"{self.file}{_DIGEST}{self.digest}"
+
+    @functools.cached_property
+    def _formats(self) -> "dict[str, set[Format | None]]":
+        """By name, with `{}` for the number of an expert."""
+        found: dict[str, set[Format | None]] = {}
+        for name, form in self.lines:
+            found.setdefault(_of_experts(name), set()).add(form)
+        return found
+
+    def of(self, path: tuple[Any, ...]) -> tuple[Format, int] | None:
+        """See `Formats.of`."""
+        axis, name = inputs_axis(path, True), matrix_name(path)
+        form = next(iter(self._formats.get(name or "", ())), None)
+        return None if axis is None or form is None else (form, axis)
+
+    @property
+    def of_vocab(self) -> bool:
+        return any(self._formats.get(name, {None}) != {None} for name in ("model.embed_tokens", "lm_head"))
+
+    def check(self, shapes: Any) -> None:
+        """See `Formats.check`.
+
+        Raises:
+          ModelError: also if the file names a matrix that the model lacks, or only some experts' matrices, or
+            gives these different formats.
+        """
+        own = {name: leaf for name, leaf in matrices(shapes).items()}
+        named = [name for name, _ in self.lines]
+        if lacking := [name for name in named if _of_experts(name) not in own]:
+            raise ModelError(
+                f"{self.file} names {len(lacking)} matrices that the model lacks, such as {lacking[0]}: it is for another "
+                f"model, whose matrices are called as {next(iter(own), 'none')}"
+            )
+        for name, leaf in own.items():
+            each = {name.format(i) for i in range(leaf.shape[0])} if "{}" in name else {name}
+            forms = self._formats.get(name, {None})
+            if len(forms) > 1 or (name in self._formats and not each <= {*named}):
+                raise ModelError(f"{self.file}: name all of {name.format('0')} to {len(each) - 1}, in one format")
+        super().check(shapes)
+
+
+_DIGEST = ":digest="
+"""Stands between a file's name and the digest of what it said."""
+
+
+def matrices(params: Any) -> dict[str, Any]:
+    """The matrices that may have few bits, by name (see `PerMatrix.lines`), with `{}` for the number of an expert."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantised):
+        if inputs_axis(path, True) is not None and (name := matrix_name(path)) is not None:
+            found[name] = leaf
+    return found
+
+
+def matrix_name(path: tuple[Any, ...]) -> str | None:
+    """The name of the matrix at a path, as Llama's tensors are called; None for one that Llama's layout lacks."""
+    try:
+        return hf_name(path)[0].removesuffix(".weight")
+    except ModelError:
+        return None
+
+
+def _of_experts(name: str) -> str:
+    return re.sub(r"\.experts\.\d+\.", ".experts.{}.", name)
+
+
 def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
     """The axis of a parameter's inputs, along which numbers form groups; None for a parameter that stays plain.
 
@@ -242,22 +390,35 @@ def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
     return -2 if inside else None
 
 
-def read_format(line: str | Format | None) -> Format | None:
-    """A format from its line, `NAME` or `NAME:group=32,vocab=true`; None gives None.
+def read_format(line: str | Formats | None) -> Formats | None:
+    """A format from its line, `NAME` or `NAME:group=32,vocab=true`, or formats from a file (`PerMatrix`); None gives None.
 
     >>> str(read_format("int4:group=32"))
     'int4:group=32'
 
     Raises:
-      ModelError: on any other line.
+      ModelError: on any other line; or if a file no longer says what it said.
     """
-    if line is None or isinstance(line, Format):
+    if line is None or isinstance(line, Formats):
         return line
+    file, _, digest = str(line).partition(_DIGEST)
+    if not Path(file).is_file():
+        return _one_format(str(line))
+    found = PerMatrix.read(file)
+    if digest not in ("", found.digest):
+        raise ModelError(f"{file} has changed: its digest is {found.digest}, and weights={line!r} were asked for")
+    return found
+
+
+def _one_format(line: str | None) -> Format | None:
+    """The format that a line names; see `read_format`."""
+    if line is None:
+        return None
     known = (
         f"give {', '.join(FORMATS)}, with group=N inputs of an output (0: all) or vocab=true after a colon; packed, as the "
-        "file has them; or plain"
+        "file has them; plain; or a file with a format for each matrix"
     )
-    name, _, rest = str(line).partition(":")
+    name, _, rest = line.partition(":")
     fields: dict[str, Any] = {}
     for item in rest.split(",") if rest else ():
         field, _, value = (part.strip().lower() for part in item.partition("="))

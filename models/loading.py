@@ -70,7 +70,7 @@ def load(
     *,
     adapter: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = (),
     longest: int | None = None,
-    weights: str | formats.Format | None = None,
+    weights: str | formats.Formats | None = None,
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
     revision: str | None = None,
@@ -99,7 +99,8 @@ def load(
         base grows with the text (`dynamic`) has the base for this length in every text, and may reach further than
         `config.json` says.
       weights: a format for the layers' matrices: `int8`, `int4`, `fp8` or `dfloat11`, optionally with settings, such as
-        `int4:group=32`; see `specjax.models.formats`. Each matrix is quantised as it is read or, with an adapter or an
+        `int4:group=32`; or a file that names one for each matrix (`specjax train evopress bits`). See
+        `specjax.models.formats`. Each matrix is quantised as it is read or, with an adapter or an
         Orbax checkpoint, once all are loaded. `packed` keeps the codes and scales of matrices that the file packs;
         their numbers are the same. `plain` unpacks them. None: `packed` if the file has such matrices and the backend
         is not a CPU, otherwise `plain`.
@@ -241,7 +242,7 @@ def _merged(
     return adapter_merge.merged(params, own, *_naming(lm, raw))
 
 
-def _word(weights: Any) -> tuple[str | None, formats.Format | None]:
+def _word(weights: Any) -> tuple[str | None, formats.Formats | None]:
     """Splits `weights` into a word (`packed`, `plain` or None) and a format."""
     if weights in (keeping.PACKED, keeping.PLAIN):
         return weights, None
@@ -283,9 +284,9 @@ def _said(folder: Path, config: Any = None) -> tuple[dict[str, Any], Callable[[]
     return read_json(config_file), functools.cache(lambda: tokenizer.load(config_file.parent)), config_file
 
 
-def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Format | None, layers: bool) -> Any:
+def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Formats | None, layers: bool) -> Any:
     """Reads stored parameters into a format, with or without those of layers."""
-    sources = sources if form is None else form.each(form.source, sources)
+    sources = sources if form is None else form.sources(sources)
     if not layers:
         sources, places = outer(sources), None if places is None else outer(places)
     with bar(f"loading {title}", len(jax.tree.leaves(sources))) as advance:
@@ -378,7 +379,7 @@ def abstract(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     config: str | os.PathLike[str] | None = None,
-    weights: str | formats.Format | None = None,
+    weights: str | formats.Formats | None = None,
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
 ) -> Model:
@@ -435,13 +436,22 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       model: what `abstract` returned.
       layers: how many.
       mesh: see `abstract`.
+
+    Raises:
+      ModelError: if its layers' formats differ by a file.
     """
     lm: Any = model.lm
     lm = dataclasses.replace(lm, config=lm.config.first(layers))
     if model.weights == keeping.PACKED:  # the file decides which matrices are packed
         own = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
         return dataclasses.replace(model, lm=lm, params=own)
-    return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, formats.read_format(model.weights)))
+    form = formats.read_format(model.weights)
+    if isinstance(form, formats.PerMatrix):
+        raise ModelError(
+            f"{form.file} has formats layer by layer, so a few layers do not stand for all: plan the whole model (--whole), "
+            "or one format"
+        )
+    return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, form))
 
 
 def _packed_shapes(lm: Any, raw: dict[str, Any], folder: Path | None, title: str, dtype: Any) -> Any:
@@ -455,7 +465,7 @@ def _packed_shapes(lm: Any, raw: dict[str, Any], folder: Path | None, title: str
     return jax.tree_util.tree_map_with_path(outline, shapes)
 
 
-def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.Format | None) -> Any:
+def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.Formats | None) -> Any:
     return _placed(lm, lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype)), mesh)
 
 

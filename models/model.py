@@ -142,7 +142,7 @@ def retyped(model: Model, dtype: Any) -> Model:
     return dataclasses.replace(model, lm=lm, params=params, dtype=kind)
 
 
-def quantised(model: Model, weights: str | formats.Format) -> Model:
+def quantised(model: Model, weights: str | formats.Formats) -> Model:
     """A loaded model with its matrices converted to few bits; `load` does the same while it reads a folder.
 
     Args:
@@ -219,14 +219,14 @@ def _cache_type(dtype: Any) -> str | None:
     return name
 
 
-def checked_format(weights: Any, lm: Any) -> formats.Format | None:
+def checked_format(weights: Any, lm: Any) -> formats.Formats | None:
     """The format that a line names.
 
     Raises:
       ModelError: if the model cannot have it.
     """
     form = formats.read_format(weights)
-    if form is not None and form.vocab and isinstance(lm, DiffusionGemmaLM):
+    if form is not None and form.of_vocab and isinstance(lm, DiffusionGemmaLM):
         raise ModelError(
             "DiffusionGemma mixes the rows of its table, which stays plain: leave vocab=true out of weights"
         )

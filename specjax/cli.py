@@ -37,7 +37,7 @@ from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
-from specjax.train.options import CaptureOptions, HmmOptions, TrainOptions
+from specjax.train.options import CaptureOptions, EvopressOptions, HmmOptions, TrainOptions
 from specjax.train.trainable import trainable
 
 
@@ -198,6 +198,13 @@ def train_hmm(options: HmmOptions) -> int:
     return command(options)
 
 
+def train_evopress(options: EvopressOptions) -> int:
+    """`specjax train evopress`."""
+    from specjax.train.evopress.command import command  # slow to import too
+
+    return command(options)
+
+
 def capture(options: CaptureOptions) -> int:
     """`specjax capture`."""
     from specjax.train.capture import command  # slow to import too
@@ -229,6 +236,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         "learn a hidden Markov model of a model's texts, which guides texts of constraints",
         HmmOptions,
         train_hmm,
+    ),
+    "train evopress": (
+        "search which sublayers a draft leaves out, or how many bits each matrix gets",
+        EvopressOptions,
+        train_evopress,
     ),
     "capture": (
         "store a target's outputs on training text, so that heads are trained without running it",

@@ -99,6 +99,18 @@ HELPS: dict[str, Help] = {
             "specjax train hmm --target FOLDER --data answers.jsonl --output hmm",
         ),
     ),
+    "train evopress": Help(
+        {
+            "what is searched": "what target budget output | legal levels group dtype mesh",
+            "on what text": "data prompts | max_new_tokens length seed",
+            "how it is searched": "generations offspring survivors tokens | initial initial_tokens mutations fitness top_k "
+            "batch_size",
+        },
+        (
+            "specjax train evopress drops --target FOLDER --data texts.jsonl --output drops.txt",
+            "specjax train evopress bits --target FOLDER --data texts.jsonl --budget 6 --output bits.txt",
+        ),
+    ),
     "capture": Help(
         {
             "what is captured": "drafter target output top_k | rows_per_file save_dtype adapter",

@@ -19,6 +19,7 @@ from specjax.draft.s2d.folder import named_exits
 from specjax.expand import Chain
 from specjax.lm import check_both_encode, encodes
 from specjax.models import DEFAULT_MODEL
+from specjax.models.drop_config import read_drops
 from specjax.sharding.rules import replicated
 
 LONGEST = 8
@@ -527,6 +528,23 @@ def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return dataclasses.replace(drafter, filled=True), store
 
 
+_OF_SEARCH = ("share", "window", "first", "enough", "patience", "trials", "guess_every", "history")
+"""Fields of `swift` that a given list leaves without effect."""
+
+
+def _skipped(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter with a list of left-out sublayers, if the line names one."""
+    if not stored.asked:
+        return stored.kind(**stored.fields).bind(target.lm), None
+    usual = {field.name: field.default for field in dataclasses.fields(stored.kind)} | {
+        **abouts(stored.kind)[0].defaults
+    }
+    idle = [name for name in _OF_SEARCH if stored.fields.get(name, usual[name]) != usual[name]]
+    if idle:
+        raise ValueError(f"{stored.name}: layers={stored.asked} leaves nothing to search: leave out {', '.join(idle)}")
+    return stored.kind(**stored.fields, skipped=read_drops(stored.asked)).bind(target.lm), None
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """The loader of a kind of companion.
@@ -594,6 +612,7 @@ LOADERS: dict[str, Loader] = {
     ),
     "texts": Loader(_texts, "", "datastore"),
     "vectors": Loader(_vectors, "", option="vectors"),
+    "skipped": Loader(_skipped, "", "layers"),
     "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }

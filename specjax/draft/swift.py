@@ -12,6 +12,7 @@ from specjax.draft import skip_search, spine
 from specjax.draft.base import Proposal, TreeDrafter
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Block, Partial
+from specjax.models.drop_config import Drops
 
 Array = jax.Array
 
@@ -31,6 +32,8 @@ class Swift(TreeDrafter):
     All rows share the set and the trials, which continue over inserted prompts. The set may change speed but never
     text. Through it a row's draft depends on the other rows (see `Drafter.alone`).
 
+    With `skipped`, the set is given and nothing is searched.
+
     Attributes:
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
@@ -45,6 +48,8 @@ class Swift(TreeDrafter):
       trials: trials after which it ends in any case.
       guess_every: in one of so many trials a Gaussian process proposes the set; the others are random.
       history: trials that the process remembers.
+      skipped: the sublayers that are skipped, for each layer (`specjax.models.drop_config`); the first layer must
+        stay. None: they are searched.
       target: filled in by `bind`.
     """
 
@@ -54,6 +59,7 @@ class Swift(TreeDrafter):
         "arXiv:2410.06916",
         defaults={"length": 4, "width": 1, "threshold": 0.4, "trials": 64, "patience": 32},
         paper="length=25,width=10,narrowing=true,threshold=0.8,first=true,trials=1000,patience=300",
+        loads="skipped",
     )
 
     length: int = 6
@@ -68,6 +74,7 @@ class Swift(TreeDrafter):
     trials: int = 1000
     guess_every: int = 25
     history: int = 64
+    skipped: Drops | None = None
     target: Any = None
 
     def __post_init__(self):
@@ -83,11 +90,13 @@ class Swift(TreeDrafter):
 
     @property
     def alone(self) -> bool:
-        return False
+        return self.skipped is not None
 
     @property
     def looks_back(self) -> float:
         """A trial reads the text from the start of its window, which for the first generated tokens never moves."""
+        if self.skipped is not None:
+            return 0
         return math.inf if self.first else self.window
 
     def bind(self, target):
@@ -97,6 +106,16 @@ class Swift(TreeDrafter):
             )
         if self.width > target.vocab_size:
             raise ValueError(f"swift: width={self.width} is more than the target's {target.vocab_size} tokens")
+        if self.skipped is not None and len(self.skipped) != target.num_layers:
+            raise ValueError(
+                f"swift: the list of sublayers has {len(self.skipped)} lines, one per layer, and the target has "
+                f"{target.num_layers} layers: give a list that was made for it"
+            )
+        if self.skipped is not None and any(self.skipped[0]):
+            raise ValueError(
+                "swift: the list leaves out a part of the first layer, with which draft and target begin: keep it "
+                "(`none` in the first line)"
+            )
         return dataclasses.replace(self, target=target)
 
     def init(self, params, batch, capacity):
@@ -117,7 +136,7 @@ class Swift(TreeDrafter):
     def propose(self, params, draft, view, sampler):
         target, weights, slots = self.target, params["target"], self.length + 1
         draft = self._search(params, draft, view, sampler)
-        skip = skip_search.mask(draft.best)
+        skip = skip_search.mask(draft.best) if self.skipped is None else jnp.asarray(self.skipped)
 
         def lower(block, past):
             h = target.embed(weights, block.tokens)
@@ -142,7 +161,7 @@ class Swift(TreeDrafter):
 
     def _search(self, params, draft, view, sampler):
         """One trial, if the search is not over and a row has enough text; otherwise nothing is computed."""
-        if not self._size or not self.trials:
+        if not self._size or not self.trials or self.skipped is not None:
             return draft
         over = (draft.score[0] >= self.enough) | (draft.idle[0] >= self.patience) | (draft.trials[0] >= self.trials)
         _, ready = self._window(view, draft.prompt)

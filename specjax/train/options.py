@@ -1,7 +1,7 @@
-"""Options of `specjax train`, `specjax train hmm` and `specjax capture`."""
+"""Options of `specjax train`, `specjax train hmm`, `specjax train evopress` and `specjax capture`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from specjax.jobs.options import HostOptions
 from specjax.serve.options import ModelOptions, option, same
@@ -145,6 +145,69 @@ class HmmOptions:
     seed: int = option(0, "seed of the first parameters, and of the answers to --prompts")
     dtype: str | None = same(TrainOptions, "dtype")
     weights: str | None = same(TrainOptions, "weights")
+    mesh: str | None = option(None, "devices that write the answers to --prompts, as in generate")
+
+
+DROPS = "drops"
+"""The search for sublayers to leave out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvopressOptions:
+    """Options of `specjax train evopress`; see the help of each."""
+
+    what: str = option(
+        dataclasses.MISSING,
+        "what is searched: drops, sublayers that a draft leaves out (swift:layers=FILE); bits, of each matrix "
+        "(--weights FILE)",
+        choices=(DROPS, "bits"),
+        positional=True,
+    )
+    target: str | None = option(None, "the model: folder, shipped name or hub id (default: the shipped target)")
+    data: tuple[str, ...] = same(TrainOptions, "data")
+    prompts: str | None = same(TrainOptions, "prompts")
+    max_new_tokens: int = same(TrainOptions, "max_new_tokens")
+    output: str = option(
+        dataclasses.MISSING, "the file to write, after every generation; replaces an older one", metavar="FILE"
+    )
+    budget: float | None = option(
+        None, "drops: the share of layers that lose their attention, and of those that lose their feed-forward (default: "
+        "0.25); bits: of a number, on average (default: 6)",
+    )  # fmt: skip
+    legal: str | None = option(
+        None, "drops: a list like the output, of sublayers that may be left out (default: all but the first layer's)",
+        metavar="FILE",
+    )  # fmt: skip
+    levels: tuple[int, ...] = option(
+        (), "bits: those that a matrix may have, of 4, 8 and 16, in equal steps (default: 4 8)", nargs="+", metavar="N"
+    )
+    group: str | None = option(
+        None, "bits: between which matrices bits may move: of one size, of one name, or all (default: size)",
+        choices=("size", "name", "none"),
+    )  # fmt: skip
+    fitness: Literal["kl", "sparse_kl", "perplexity"] = option(
+        "kl", "what is least: divergence from the whole model, the same over its likeliest tokens, or perplexity",
+        choices=("kl", "sparse_kl", "perplexity"),
+    )  # fmt: skip
+    top_k: int | None = option(None, "sparse_kl: how many of the likeliest tokens (default: 10)", metavar="N", least=2)
+    generations: int | None = option(
+        None, "how many (default: of n layers that lose k, k(n-k)/1.5; bits: 150)", metavar="N", least=1
+    )
+    offspring: int | None = option(None, "children of a generation (default: 32; bits: 128)", metavar="N", least=1)
+    survivors: tuple[int, ...] = option(
+        (), "how many each round of selection keeps (default: 2 1; bits: 16 4 1)", nargs="+", metavar="N"
+    )
+    tokens: tuple[int, ...] = option(
+        (), "tokens that each candidate reads in each round (default: 2048 32768; bits: 2048 16384 131072)", nargs="+",
+        metavar="N",
+    )  # fmt: skip
+    initial: int | None = option(None, "random candidates to begin with (default: 64)", metavar="N", least=1)
+    initial_tokens: int | None = option(None, "tokens that each of these reads (default: 2048)", metavar="N", least=2)
+    mutations: int = option(3, "most changes of a child", metavar="N", least=1)
+    length: int | None = option(None, "tokens per sequence (default: 256)", least=2)
+    batch_size: int = option(8, "sequences that are read, or texts written, at a time", least=1)
+    seed: int = option(0, "seed of the search, of the text's order and of the answers to --prompts")
+    dtype: str | None = same(TrainOptions, "dtype")
     mesh: str | None = option(None, "devices that write the answers to --prompts, as in generate")
 
 

@@ -15,7 +15,9 @@ def test_a_preset_sets_fields_and_the_lines_own_go_before_it():
     paper = parse("drafter", DRAFTERS, "kangaroo:preset=paper,length=5")
     assert paper.fields == {"length": 5, "threshold": 0.6} and paper.published is None
     swift = parse("drafter", DRAFTERS, "swift:preset=paper,trials=9")
-    assert (swift.length, swift.width, swift.narrowing, swift.threshold, swift.trials) == (25, 10, True, 0.8, 9)
+    assert {name: swift.fields[name] for name in ("length", "width", "narrowing", "threshold", "trials")} == {
+        "length": 25, "width": 10, "narrowing": True, "threshold": 0.8, "trials": 9,
+    }  # fmt: skip
     assert parse("drafter", DRAFTERS, "eagle3:preset=paper,k=4").fields["expander"] == TopK(k=4, depth=8, nodes=60)
     tree = parse("drafter", DRAFTERS, "medusa:preset=paper").fields["expander"]
     assert (tree.nodes, tree.depth) == (64, 4)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import ALIKE, MIXED, PREFIX, TARGET, params, start
+from support.conformance import ALIKE, MIXED, PREFIX, TARGET, complete, params, same, start
 from support.head_start import bindings, check_head_start, proposed, running, step
 
 import specjax
-from specjax.draft import Swift, skip_search
+from specjax.assembly.registry import DRAFTERS, parse
+from specjax.draft import NoDrafter, Swift, skip_search
 from specjax.lm import Block
 from specjax.models.tabular import TabularLM, random
 
@@ -228,3 +229,53 @@ def test_rows_of_a_shared_prefix_count_their_whole_prompts():
     for prefix in (0, PREFIX):
         state = start(decoder, rows, model=params("swift"), prefix=prefix, width=8)
         np.testing.assert_array_equal(state.draft.prompt, lengths)
+
+
+DROPS = ((False, False), (True, False), (False, True))
+"""Of three layers; the last one may lose a part too."""
+
+
+GIVEN = dataclasses.replace(DRAFTER, skipped=DROPS)
+
+
+@pytest.mark.slow
+def test_with_a_given_list_the_text_stays_and_nothing_is_searched():
+    """Greedy rows beside sampled ones, each alone in its proposals."""
+    found, state = complete(GIVEN, model=params("swift"))
+    same(found, complete(NoDrafter(), model=params("swift"))[0])
+    assert GIVEN.alone and GIVEN.looks_back == 0 and state.draft.trials[0] == 0
+
+
+@pytest.mark.slow
+def test_a_given_list_is_what_the_draft_leaves_out():
+    decoder, state = running(GIVEN, params("swift"), steps=1, rows=NEW)
+    view, _ = bindings(decoder, state)
+    weights, block = params("swift")["target"], Block(view.root[:, None], view.length[:, None] - 1, view.length - 1)
+
+    def first(skip):
+        h = TARGET.embed(weights, block.tokens)
+        h, _ = TARGET.layers(weights, h, 0, 3, block, view.cache, None, skip)
+        return jnp.argmax(TARGET.unembed(weights, TARGET.norm(weights, h))[:, 0], axis=-1)
+
+    tree = proposed(decoder, params("swift"), state).tree
+    greedy = np.asarray(state.sampling.temperature) == 0
+    np.testing.assert_array_equal(tree.tokens[greedy, 1], jax.jit(first)(jnp.asarray(DROPS))[greedy])
+    assert (jax.jit(first)(jnp.zeros((3, 2), bool))[greedy] != tree.tokens[greedy, 1]).any()
+
+
+def test_a_list_of_another_model_or_without_the_first_layer_is_refused(tmp_path):
+    for skipped, said in (
+        (DROPS[:2], "has 2 lines, one per layer, and the target has 3 layers"),
+        (DROPS[::-1], "leaves out a part of the first layer"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            dataclasses.replace(DRAFTER, skipped=skipped).bind(TARGET)
+    file = tmp_path / "drops.txt"
+    file.write_text("none\nattn\nmlp\n")
+    model = dataclasses.replace(specjax.load("tiny-draft"), lm=TARGET)
+    loaded = parse("drafter", DRAFTERS, f"swift:length=3,layers={file}").load(model)[0]
+    assert loaded.skipped == DROPS and loaded.length == 3
+    with pytest.raises(ValueError, match=r"leaves nothing to search: leave out window, trials"):
+        parse("drafter", DRAFTERS, f"swift:trials=9,window=7,layers={file}").load(model)
+    with pytest.raises(ValueError, match="there is no list of sublayers at"):
+        parse("drafter", DRAFTERS, "swift:layers=nowhere").load(model)

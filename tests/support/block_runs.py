@@ -47,7 +47,7 @@ SUBSTITUTES = (
     ("models-*", "model=1", "model=8"),
     ("folders-*", "model=1", "model=8"),
     ("folders-*", "/tmp/", ""),
-    ("train-5", "answers.jsonl", "written.jsonl"),
+    ("train-6", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
     ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
     ("train-*", "temperature=0.7 ...", "temperature=0.7 --draft tiny-draft --data src --output two"),
@@ -83,6 +83,7 @@ SHORT = {
     "check-head": "--max-new-tokens 8",
     "eval": "--limit 1 --max-new-tokens 16",
     "train hmm": "--states 2 --rounds 2 --length 64 --max-new-tokens 8",
+    "train evopress": "--generations 1 --offspring 2 --survivors 1 --tokens 64 --initial 2 --initial-tokens 32",
     "train": "--steps 2 --batch-size 2 --length 64",
 }
 """What a command is told besides, so that it takes seconds: of an option that is there twice, the last one counts."""
@@ -91,7 +92,7 @@ AFTER = {
     "retrieval-2": "retrieval-1",
     "retrieval-3": "retrieval-1",
     "retrieval-4": "retrieval-1",
-    "train-14": "train-1",
+    "train-15": "train-1",
     "constraints-7": "constraints-6",
     "constraints-8": "constraints-7",
 }

@@ -13,7 +13,7 @@ from support import cuda_plugin
 
 import specjax
 from specjax import cli, startup
-from specjax.assembly.companions import DEFAULT_MODEL
+from specjax.assembly.models_beside import DEFAULT_MODEL
 from specjax.models import tokenizer
 
 WANTED = {"__init__.py", "startup.py", "flags.py", "names.py", "sampling_fields.py", "models"}

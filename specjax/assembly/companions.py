@@ -8,13 +8,22 @@ from typing import Any
 import jax
 
 from specjax.about import abouts
+from specjax.assembly.models_beside import (
+    TARGET,
+    beside,
+    check_vocabulary,
+    companion,
+    draft_model,
+    fitting,
+    padded,
+    shipped_name,
+)
 from specjax.assembly.other_vocabulary import shared
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, OmniDraft, Tli, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.masks_on_disk import GAD, LUD, PARD, named_mask, read_mask
-from specjax.draft.padded import PaddedLM
 from specjax.draft.s2d.folder import named_exits
 from specjax.expand import Chain
 from specjax.lm import check_both_encode, encodes
@@ -26,8 +35,6 @@ LONGEST = 8
 """The most tokens of a chain that ends by a rule."""
 BLANK = "\n\n"
 """A blank line."""
-_TARGET = "TARGET"
-"""Stands for the target's name in the default of what is loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,84 +186,6 @@ def of_several_passes(policy: "Unmask | Stored") -> bool:
     return isinstance(policy, Stored) and policy.kind.decoder is not Unmask.decoder
 
 
-def shipped_name(target: Any) -> str:
-    """The name under which a model is shipped, or found in a package, whatever the name of a user's folder; or nothing."""
-    from specjax import models
-    from specjax.models.gguf.finding import PACKAGES
-
-    if target.path is None:
-        return ""
-    folder = target.path.resolve()
-    ours = (name for name, own in models.shipped().items() if own.resolve() == folder)
-    return next(ours, next((name for name, package in PACKAGES.items() if package.file == folder.name), ""))
-
-
-def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
-    """What is loaded; a line that named nothing gets what would be shipped with the target.
-
-    Args:
-      asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
-      target: its `shipped_name`; for one of another name, the companions are those of `DEFAULT_MODEL`.
-    """
-    from specjax import models
-    from specjax.models.gguf.finding import PACKAGES
-
-    first, dash, what = asked.partition("-")
-    if first != _TARGET:
-        return asked
-    name = target if target in {**models.shipped(), **PACKAGES} else DEFAULT_MODEL
-    return f"{name.partition('-')[0]}{dash}{what}"
-
-
-def companion(name: str, target: Any, mesh: Any) -> Any:
-    """Another model, loaded as the target was: without weights if the target has none."""
-    from specjax import models
-
-    return (models.abstract if target.abstract else models.load)(name, dtype=target.dtype, mesh=mesh)
-
-
-def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "draft model") -> None:
-    """Raises ValueError if two tokenizers differ in a token other than id `besides`. `what` is the other model's part."""
-    if target.tokenizer is None or other.tokenizer is None:
-        return
-    theirs, ours = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (other, target))
-    if any(theirs[i] != ours[i] for i in theirs.keys() & ours.keys()):
-        raise ValueError(
-            f"the {what} {other.name!r} has another vocabulary than {target.name!r} (other tokens): pick one with the target's "
-            "tokenizer"
-        )
-
-
-def padded(draft: Any, target: Any) -> Any:
-    """The draft's LM for a target whose tables have other padding: the same tokens, then rows without tokens.
-
-    Raises:
-      ValueError: if the tables differ by more than padding, as far as the tokenizers tell.
-    """
-    sizes = draft.lm.vocab_size, target.lm.vocab_size
-    if sizes[0] == sizes[1] or draft.tokenizer is None or target.tokenizer is None:
-        return draft.lm
-    for model in (draft, target):
-        token, last = max(model.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        if last >= min(sizes):
-            raise ValueError(
-                f"the draft model {draft.name!r} has {sizes[0]} tokens and the target {target.name!r} {sizes[1]}, and not "
-                f"all that differ are padding: token {last} of {model.name!r} is {token!r}; pick a draft with the target's "
-                "tokenizer"
-            )
-    return PaddedLM(draft.lm, sizes[1])
-
-
-def draft_model(name: str, target: Any, mesh: Any, wanted: str = "an autoregressive one") -> Any:
-    """A draft model that is no diffusion model, with caches of the target's type; `wanted` is what the error advises."""
-    from specjax import models
-
-    draft = companion(name, target, mesh)
-    if draft.masked is not None:
-        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick {wanted}")
-    return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
-
-
 def _model(
     stored: Stored, target: Any, mesh: Any, named: Callable[[Any], dict[str, Any]] = lambda draft: {}
 ) -> tuple[Any, Any]:
@@ -338,12 +267,6 @@ def other_draft(stored: Stored, target: Any, mesh: Any) -> Any:
 
 def _sorted_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return _model(stored, target, mesh, named_exits)
-
-
-def fitting(draft: Any, target: Any, mask: int) -> Any:
-    """The draft's LM with the target's columns; its mask may have one row more than these. See `padded`."""
-    tokens = target.lm.vocab_size
-    return PaddedLM(draft.lm, tokens) if mask == tokens == draft.lm.vocab_size - 1 else padded(draft, target)
 
 
 def _masked_draft(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
@@ -568,52 +491,52 @@ class Loader:
 
 _DIFFUSION = {"what": "diffusion model", "how": "a smaller one with its tokenizer"}
 LOADERS: dict[str, Loader] = {
-    "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "model": Loader(_model, f"{TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
     "self_or_model": Loader(_self_or_model, ""),
-    "other_model": Loader(_other_model, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
-    "other_text": Loader(_other_text, f"{_TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
+    "other_model": Loader(_other_model, f"{TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
+    "other_text": Loader(_other_text, f"{TARGET}-draft", what="draft model", how="a smaller model of any tokenizer"),
     "sorted_draft": Loader(
         _sorted_draft,
-        f"{_TARGET}-draft",
+        f"{TARGET}-draft",
         what="draft model",
         how="a smaller model with its tokenizer; `specjax train s2d` trains its exits",
     ),
     "masked_draft": Loader(
         _masked_draft,
-        f"{_TARGET}-pard",
+        f"{TARGET}-pard",
         what="PARD model",
         how="`specjax train pard` makes one of a draft model",
     ),
     "fed_draft": Loader(
         _fed_draft,
-        f"{_TARGET}-pard2",
+        f"{TARGET}-pard2",
         what="PARD-2 model",
         how="`specjax train pard2` makes one of a draft model",
     ),
     "block_draft": Loader(
         _block_draft,
-        f"{_TARGET}-gad",
+        f"{TARGET}-gad",
         what="block drafter",
         how="`specjax train gad` makes one for a target with an encoder",
     ),
-    "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion", **_DIFFUSION),
+    "diffusion_model": Loader(_diffusion_model, f"{TARGET}-diffusion", **_DIFFUSION),
     "diffusion_and_trigrams": Loader(
-        _diffusion_and_trigrams, f"{_TARGET}-diffusion", **_DIFFUSION, also={"trigrams": ""}
+        _diffusion_and_trigrams, f"{TARGET}-diffusion", **_DIFFUSION, also={"trigrams": ""}
     ),
     "head": Loader(
-        _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
+        _head, TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
     ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "pad": Loader(_pad, "", option="pad"),
     "own_head": Loader(_own_head, ""),
     "rule_head": Loader(_rule_head, "", option="head"),
     "datastore": Loader(
-        _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
+        _datastore, f"{TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),
     "texts": Loader(_texts, "", "datastore"),
     "vectors": Loader(_vectors, "", option="vectors"),
     "skipped": Loader(_skipped, "", "layers"),
-    "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
+    "guide": Loader(_guide, TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }
 """By the values of `About.loads`."""

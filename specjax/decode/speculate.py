@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from specjax.about import About
-from specjax.assembly.companions import shipped_name
+from specjax.assembly.models_beside import shipped_name
 from specjax.assembly.registry import build_drafter, build_verifier, make_old, tree_of
 from specjax.decode.steer import Steer, steered
 from specjax.decoder import Decode

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from specjax.about import About, Named, abouts
-from specjax.assembly.companions import check_vocabulary, companion
+from specjax.assembly.models_beside import check_vocabulary, companion
 from specjax.assembly.registry import entry_of, parse
 from specjax.models.contrastive import Contrastive, SelfContrastive
 from specjax.models.dola import Dola, layers_of

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import models
-from specjax.assembly.companions import check_vocabulary, draft_model, fitting
+from specjax.assembly.models_beside import check_vocabulary, draft_model, fitting
 from specjax.draft.gad.objective import TrainGad
 from specjax.draft.masks_on_disk import GAD, named_mask
 from specjax.lm import check_both_encode

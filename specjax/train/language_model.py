@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import models
-from specjax.assembly.companions import check_vocabulary, draft_model, padded
+from specjax.assembly.models_beside import check_vocabulary, draft_model, padded
 from specjax.draft import ModelDrafter
 from specjax.models.block_ffn import blocks_of
 from specjax.objectives.next_token import NextToken

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import models
-from specjax.assembly.companions import check_vocabulary, draft_model, fitting
+from specjax.assembly.models_beside import check_vocabulary, draft_model, fitting
 from specjax.draft.masks_on_disk import PARD, named_mask
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined

@@ -20,7 +20,7 @@ import specjax
 from specjax import about, cli, diffusion, draft, expand, models, search, verify
 from specjax.about import About
 from specjax.assembly import registry
-from specjax.assembly.companions import DEFAULT_MODEL, beside
+from specjax.assembly.models_beside import DEFAULT_MODEL, beside
 from specjax.decode import lines
 from specjax.diffusion import Credit, Unmask, cache, unmask
 from specjax.diffusion.unmask import Choice

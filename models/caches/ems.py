@@ -152,7 +152,8 @@ def importance(every: Array, last: Array, queries: Array) -> Array:
       queries: `[B]`, how many queries there were.
 
     >>> rows = jnp.asarray([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.7, 0.1, 0.2, 0], [0.1, 0.1, 0.3, 0.5]])
-    >>> importance(rows.sum(0)[None, None], rows[-2:].mean(0)[None, None], jnp.asarray([4]))[0, 0].round(3).tolist()
+    >>> found = importance(rows.sum(0)[None, None], rows[-2:].mean(0)[None, None], jnp.asarray([4]))[0, 0]
+    >>> [round(share, 3) for share in found.tolist()]
     [0.575, 0.175, 0.25, 0.25]
     """
     return jnp.maximum(every / jnp.maximum(queries, 1)[:, None, None], last)

@@ -14,7 +14,7 @@ from support.growth import B, V, paths_of, sampler_of, well_formed
 import specjax
 from specjax.assembly.registry import DRAFTERS as REGISTRY
 from specjax.assembly.registry import parse
-from specjax.draft import DFlash, DSpark, View
+from specjax.draft import DFlash, DSpark, OmniDraft, View
 from specjax.draft.base import TreeDrafter
 from specjax.expand import BestFirst, Expander, TopK
 from specjax.reference import warpers
@@ -117,7 +117,9 @@ class Noted(Expander):
 OF_TREES = {
     type(drafter): name
     for name, drafter in DRAFTERS.items()
-    if isinstance(drafter, TreeDrafter) and "expander" in {field.name for field in dataclasses.fields(drafter)}
+    if isinstance(drafter, TreeDrafter)
+    and "expander" in {field.name for field in dataclasses.fields(drafter)}
+    and not isinstance(drafter, OmniDraft)  # which takes chains alone
 }
 
 

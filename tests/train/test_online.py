@@ -193,7 +193,7 @@ def test_bad_options():
     for options in ({"interval": 0}, {"length": 1}, {"learning_rate": 0.0}):
         with pytest.raises(ValueError, match="online: interval must be at least 1, length at least 2"):
             OnlineEngine(TARGET, DRAFT, **options)
-    with pytest.raises(ValueError, match="a ModelDrafter or an OmniDraft learns, and NgramMod does not"):
+    with pytest.raises(ValueError, match="a ModelDrafter or an OmniDraft learns, .* and NgramMod does not"):
         OnlineEngine(TARGET, (NgramMod(), None))
     other = tiny.model(TabularLM(16), {})
     with pytest.raises(ValueError, match="share one vocabulary"):

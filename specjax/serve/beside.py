@@ -23,6 +23,7 @@ from specjax.sampling.noise import keys_of
 from specjax.sampling_params import form_of
 from specjax.serve.call import Call
 from specjax.serve.engine import Engine
+from specjax.serve.prefix_cache import Reader as PrefixReader
 from specjax.serve.request import Record, Request, needed_by, needs_of
 from specjax.serve.sampling import Sampling
 from specjax.serve.slots import Loop, Slots, Turn
@@ -151,7 +152,8 @@ class Beside:
         sampling: Sampling | None = None,
         batch_size: int = 8,
     ):
-        if engine.searches or engine.writes_steps or engine.encodes or engine.decoder.hosted:
+        apart = not isinstance(engine.served().reader, PrefixReader | None)
+        if engine.searches or engine.writes_steps or engine.encodes or engine.decoder.hosted or apart:
             raise ValueError(
                 f"rows of {engine!r} cannot wait on the host: decode a model without an encoder on one mesh, with a drafter or "
                 "an unmasking rule"

@@ -14,6 +14,7 @@ from specjax.draft import ModelDrafter
 from specjax.expand import Chain
 from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.beside import Beside
+from specjax.serve.disaggregated import DisaggregatedEngine
 from specjax.serve.engine import Engine
 from specjax.serve.prefix_cache import PrefixCache
 
@@ -150,6 +151,8 @@ def test_wrong_inputs_are_said_in_one_line():
         Beside(own, [], longest=8)
     with pytest.raises(ValueError, match="cannot wait on the host"):
         Beside(Engine(toy(), "beam:num_beams=2"), [request], longest=8)
+    with pytest.raises(ValueError, match="cannot wait on the host"):
+        Beside(DisaggregatedEngine(toy(), drafter="none", mesh="model=1", prefill_mesh="model=1"), [request], longest=8)
     for wrong in ({"longest": 1}, {"longest": 1000}, {"longest": 8, "batch_size": 0}):
         with pytest.raises(
             ValueError, match="Beside needs a row at least, and longest from 2 to the 128 tokens of toy"

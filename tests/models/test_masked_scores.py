@@ -136,7 +136,7 @@ def test_guidance_reads_the_canvas_without_its_prompt(read):
 @pytest.mark.slow
 def test_the_numbers_of_the_published_function():
     if not (FOLDER / "llada").is_dir():
-        pytest.skip("the tiny models of the diffusion traces are not here")
+        pytest.skip("needs the folder diffusion_traces in shared/data beside this checkout")
     found = specjax.score(str(FOLDER / "llada"), [[5, 9, 33]] * 3, [[17], [17, 7], [17, 7, 2]])
     assert [score.logprob for score in found] == pytest.approx([-3.8502, -15.4836, -30.9267], abs=1e-3)
 

@@ -302,7 +302,10 @@ class PerMatrix(Formats):
                     f"{file}, line {number}: {what}; a line is NAME: BITS, such as model.layers.0.mlp.up_proj: 4, with "
                     f"{', '.join(map(str, BITS))} or one of {', '.join(FORMATS)}"
                 )
-            lines[name] = _one_format(BITS[int(word)] if word.isdecimal() else word)
+            try:
+                lines[name] = _one_format(BITS[int(word)] if word.isdecimal() else word)
+            except ModelError as error:
+                raise ModelError(f"{file}, line {number}: {error}") from None
         return cls(file, hashlib.sha256(content).hexdigest()[:12], tuple(lines.items()))
 
     def __str__(self) -> str:
@@ -402,7 +405,7 @@ def read_format(line: str | Formats | None) -> Formats | None:
     if line is None or isinstance(line, Formats):
         return line
     file, _, digest = str(line).partition(_DIGEST)
-    if not Path(file).is_file():
+    if file.partition(":")[0].strip() in FORMATS or not Path(file).is_file():
         return _one_format(str(line))
     found = PerMatrix.read(file)
     if digest not in ("", found.digest):

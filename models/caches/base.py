@@ -65,6 +65,16 @@ class Layer(Pretty):
         chunk = jnp.take_along_axis(weights, slots[:, None, None], axis=3)
         return jnp.concatenate([weights[..., : body.shape[2]], chunk], axis=3)
 
+    def given(self, weights: Array) -> Array:
+        """What the attention `[B, K, W, C + g]` of the window's queries adds to what slots have received, `[B, K, C + g]`.
+
+        The slots of a body were given what earlier folds saw, so only `fresh` queries count for them. No fold has counted
+        anything for the chunk, so all do.
+        """
+        own = weights.shape[3] - self.positions.shape[1]
+        body = jnp.einsum("bkws,bw->bks", weights[..., :own], self.fresh.astype(jnp.float32))
+        return jnp.concatenate([body, weights[..., own:].sum(axis=2)], axis=2)
+
 
 def attention(query: Array, key: Array, seen: Array) -> Array:
     """The weights `[B, K, W, S]` of queries `[B, K, W, G, H]`, scaled, over keys `[B, K, S, H]`: means over `G`, float32.

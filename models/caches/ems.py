@@ -107,8 +107,7 @@ class EMS(Old):
         weights = layer.attention(body.key, used)
         chunk = Centres(layer.key, layer.value, jnp.zeros_like(weights[:, :, 0, self.budget :]))
         every = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=2), body, chunk)
-        given = jnp.einsum("bkws,bw->bks", weights, layer.fresh.astype(jnp.float32))
-        every = dataclasses.replace(every, score=every.score + given)
+        every = dataclasses.replace(every, score=every.score + layer.given(weights))
         there = jnp.concatenate([used, jnp.ones((used.shape[0], self.chunk), bool)], axis=1)
         queries = folded + self.recent + self.chunk
         return self._kept(every, importance(every.score, weights.mean(axis=2), queries), there)

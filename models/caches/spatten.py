@@ -106,7 +106,7 @@ class SpAtten(Old):
         for body, layer in zip(bodies, layers, strict=True):
             weights = layer.attention(body.key, body.positions >= 0)
             positions = jnp.concatenate([body.positions, layer.positions], axis=1)
-            fresh = jnp.einsum("bkws,bw->bs", weights, layer.fresh.astype(jnp.float32))
+            fresh = layer.given(weights).sum(axis=1)
             # a token's attention in this chunk, including the layers below, all of which keep it
             same = None if below is None else _same(positions, below.positions)
             fresh = fresh if same is None else fresh + jnp.einsum("bij,bj->bi", same, brought)

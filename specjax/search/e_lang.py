@@ -86,7 +86,8 @@ class ELang(StepwisePair):
         if isinstance(share, bool) or not 0 <= share <= 1 or not len(prompts):
             raise ValueError(f"a threshold needs prompts and a share from 0 to 1, got {len(prompts)} and {share!r}")
         found = dataclasses.replace(self, threshold=-math.inf)(model, prompts, **options)
-        sure = sorted((float(own.steps[0].score or 0.0) for own in found), reverse=True)
+        of = lambda score: -math.inf if score is None else float(score)  # a text that failed is the least sure
+        sure = sorted((of(own.steps[0].score) for own in found), reverse=True)
         kept = round(share * len(sure))
         return dataclasses.replace(self, threshold=sure[kept - 1] if kept else math.inf)
 

@@ -118,17 +118,18 @@ class Reward(Selection):
         return float(AGGREGATES[self.aggregate](steps) if steps.ndim else steps)
 
 
-def function_of(name: str) -> Scorer:
-    """The object of a dotted name, looked for in the working directory last.
+def function_of(name: str, field: str = "reward") -> Scorer:
+    """The object of a dotted name, looked for in the working directory last; `field` is what the error calls it.
 
     Raises:
       ScorerError: if a module cannot be imported, or has nothing of that name.
     """
     if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
-        raise ScorerError(f"reward needs a scorer, as in reward:module=pkg.function, got {name!r}")
+        needs = "a scorer, as in reward:module=" if field == "reward" else f"a function, as in {field}="
+        raise ScorerError(f"{field} needs {needs}pkg.function, got {name!r}")
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
         return pkgutil.resolve_name(name)
     except Exception as error:  # a user's module may raise anything
-        raise ScorerError(f"reward cannot read {name}: {type(error).__name__}: {error}") from error
+        raise ScorerError(f"{field} cannot read {name}: {type(error).__name__}: {error}") from error

@@ -223,7 +223,7 @@ def masks_of(length: int, samples: int) -> tuple[np.ndarray, np.ndarray, int]:
     >>> sizes(3, 4, 2).tolist(), sizes(5, 4, 3).tolist()
     ([2, 3, 1, 1], [3, 4, 1, 2])
     """
-    if 2.0**length - 1 <= samples:
+    if (1 << length) - 1 <= samples:
         subsets = [s for r in range(1, length + 1) for s in itertools.combinations(range(length), r)]
         masks = np.zeros((len(subsets), length), bool)
         for row, subset in enumerate(subsets):

@@ -158,3 +158,8 @@ def test_wrong_inputs_are_said_in_one_line():
         Engine(plain, drafter="none").score([[1]], [[2]], samples=8)
     with pytest.raises(ValueError, match="a text needs at least one mask, got samples=0"):
         Engine(toy()).score([[1]], [[2]], samples=0)
+
+
+def test_a_long_text_has_masks_too():
+    masks, weights, _ = masks_of(1100, 4)
+    assert masks.shape == (4, 1100) and masks.any(axis=1).all() and np.isfinite(weights).all()

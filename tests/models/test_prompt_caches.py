@@ -1,6 +1,7 @@
 """What cache policies keep of a prompt once it was read, against loops in numpy."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,39 @@ def of_rank(errors, rank):
         left = np.linalg.qr(left)[0] if last else left
         right = errors.T @ left
     return left @ right.T
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(EMS(8, 8, budget=24, threshold=1.0, pool=1), id="ems"),
+        pytest.param(SpAtten(8, 8, 24, 24), id="spatten", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fold_counts_all_queries_of_tokens_that_no_fold_has_seen(policy, text):
+    """The first fold after a prompt is the same wherever in its chunk the prompt ends."""
+    config = changed(TARGET.config, num_hidden_layers=1, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H)
+    lm = dataclasses.replace(TARGET, config=config, old=policy, ahead=1)
+    key, value, query = (x[:1, :1] for x in text)
+
+    def delta(first, last):
+        flat = query.reshape(*query.shape[:4], G * H)
+        part = [tuple(jnp.asarray(x[:, :, first:last])) for x in (key, value, flat)]
+        return KVDelta(*part[:2], jnp.arange(first, last)[None], part[2])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def scores(length):
+        start = lambda at: jnp.full(1, at, jnp.int32)
+        cache = lm.reading(lm.init_cache(1, 40), 40)
+        cache = lm.begin(None, lm.commit(cache, delta(0, length), None, start(0), start(length)), start(length + 1))
+        for at in range(length, 32):
+            cache = lm.commit(cache, delta(at, at + 1), None, start(at))
+        return cache.begun(start(32)).bodies[0].score
+
+    found = [np.asarray(scores(length)) for length in (24, 27, 31)]
+    assert found[0].max() > 0
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -84,6 +84,9 @@ class HideMessage(_Carried):
         if not isinstance(self.message, str):
             raise ValueError(f"message must be a text, got {self.message!r:.60}")
         _check_size(self.size)
+        _check_secret(self.secret)
+        if self.message.endswith("\0"):
+            raise ValueError("a message cannot end with a NUL character, which a reader takes off: leave it out")
         own = len(self.message.encode())
         if self.size is not None and own > self.size:
             raise ValueError(f"the message has {own} bytes, and size is {self.size}: raise size or shorten the message")
@@ -190,7 +193,10 @@ class ReadMessage(_Carried):
     def __post_init__(self):
         if not isinstance(self.text, (str, tuple, list)):
             raise ValueError(f"text must be a text or its token ids, got {self.text!r:.60}")
+        if not isinstance(self.text, str) and any(not isinstance(token, (int, np.integer)) for token in self.text):
+            raise ValueError(f"the token ids of a text are whole numbers, got {self.text!r:.60}")
         _check_size(self.size)
+        _check_secret(self.secret)
         if isinstance(self.text, list):
             object.__setattr__(self, "text", tuple(self.text))
 
@@ -282,6 +288,11 @@ def _mask(secret: str, prompt: Sequence[int], size: int) -> bytes:
     if not secret:
         return bytes(size)
     return hashlib.shake_256(secret.encode() + b"\0" + np.asarray(prompt, "<i4").tobytes()).digest(size)
+
+
+def _check_secret(secret: Any) -> None:
+    if not isinstance(secret, str):
+        raise ValueError(f"secret must be a text, got {secret!r:.60}")
 
 
 def _check_size(size: Any) -> None:

@@ -80,7 +80,7 @@ class PlanSearch(Stepwise):
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Stepwise, Any]:
         """See `Decode.bind`; looks for the function."""
-        check = function_of(self.check) if isinstance(self.check, str) and self.check else self.check
+        check = function_of(self.check, "check") if isinstance(self.check, str) and self.check else self.check
         if check != "" and not callable(check):
             raise ScorerError(f"check must be a function of a problem and a program, got {check!r:.60}")
         bound, params = super().bind(model, mesh=mesh, rows=rows, logprobs=logprobs)

@@ -161,7 +161,7 @@ def listed(reply: str) -> list[str] | None:
     for read in (json.loads, ast.literal_eval):
         try:
             found = read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
         return found if isinstance(found, list) and all(isinstance(own, str) for own in found) else None
     return None

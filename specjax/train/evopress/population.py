@@ -167,6 +167,8 @@ class Levels(Space):
         spent = self.spent(tuple(map(tuple, groups)))
         while spent > self.most:
             at, unit = self._random(rng, groups, -self.step)
+            if unit is None:  # another group has one, as long as too much is spent
+                continue
             groups[at][unit] -= self.step
             spent -= self.sizes[at][unit] * self.step
         return tuple(map(tuple, groups))
@@ -178,6 +180,8 @@ class Levels(Space):
         for _ in range(count):
             at = self._group(rng)
             down, up = (self._unit(rng, groups[at], step) for step in (-self.step, self.step))
+            if down is None or up is None:
+                return None
             groups[at][down] -= self.step
             groups[at][up] += self.step
         return tuple(map(tuple, groups))
@@ -187,11 +191,15 @@ class Levels(Space):
         added = freed = 0
         for _ in range(count):
             at, unit = self._random(rng, groups, self.step)
+            if unit is None:
+                return None
             groups[at][unit] += self.step
             added += self.sizes[at][unit] * self.step
         while spent + added - freed > self.most:
             count += 1
             at, unit = self._random(rng, groups, -self.step)
+            if unit is None:
+                return None
             groups[at][unit] -= self.step
             freed += self.sizes[at][unit] * self.step
         fits = count <= _MOST_CHANGES and added / max(1, freed) >= _LEAST_SPENT
@@ -201,13 +209,14 @@ class Levels(Space):
         """A random group, by the number of its members."""
         return rng.choices(range(len(self.sizes)), weights=[len(group) for group in self.sizes])[0]
 
-    def _random(self, rng: random.Random, groups: list[list[int]], step: int) -> tuple[int, int]:
+    def _random(self, rng: random.Random, groups: list[list[int]], step: int) -> tuple[int, int | None]:
         at = self._group(rng)
         return at, self._unit(rng, groups[at], step)
 
-    def _unit(self, rng: random.Random, group: list[int], step: int) -> int:
-        """A random member whose next level exists."""
-        return rng.choice([i for i, level in enumerate(group) if level + step in self.levels])
+    def _unit(self, rng: random.Random, group: list[int], step: int) -> int | None:
+        """A random member whose next level exists; None if all are at the end."""
+        may = [i for i, level in enumerate(group) if level + step in self.levels]
+        return rng.choice(may) if may else None
 
 
 def flips(rng: random.Random, most: int) -> int:

@@ -30,6 +30,7 @@ class Router:
       alpha: the ridge.
       delta: `explore` is `sqrt(2 ln(2 G / delta))`.
       seed: of the features.
+      of: what contexts and rewards are of, such as a model and a function.
 
     Attributes:
       weights: `[D, E]`, and `shifts` `[D]`: the random features.
@@ -40,10 +41,10 @@ class Router:
 
     def __init__(
         self, arms: Sequence[str], size: int, *, features: int = 200, width: float = 5.0, alpha: float = 1.0,
-        delta: float = 0.05, seed: int = 0,
+        delta: float = 0.05, seed: int = 0, of: str = "",
     ):  # fmt: skip
         rng = np.random.default_rng(seed)
-        self.arms = tuple(arms)
+        self.arms, self.of = tuple(arms), of
         self.weights = rng.normal(0.0, 1.0 / width, (features, size))
         self.shifts = rng.uniform(0.0, 2 * math.pi, features)
         self.explore = math.sqrt(2 * math.log(2 * len(self.arms) / delta))
@@ -83,7 +84,7 @@ class Router:
         self.counts[arm] += 1
 
     def _held(self) -> dict[str, np.ndarray]:
-        names = np.frombuffer("\n".join(self.arms).encode(), np.uint8)
+        names = np.frombuffer("\n".join((self.of, *self.arms)).encode(), np.uint8)
         own = {name: getattr(self, name) for name in ("weights", "shifts", "inverse", "paid", "counts")}
         return {**own, "arms": names, "explore": np.asarray([self.explore])}
 
@@ -99,7 +100,8 @@ class Router:
         """Goes on from what `save` wrote.
 
         Raises:
-          ValueError: if the file cannot be read, or is of other arms, features or models. The router is then as before.
+          ValueError: if the file cannot be read, or is of other arms, features, models or rewards. The router is then as
+            before.
         """
         try:
             found = load(Path(file).read_bytes())
@@ -109,7 +111,7 @@ class Router:
         same = own.keys() == found.keys() and all(own[name].shape == found[name].shape for name in own)
         if not same or any((own[name] != found[name]).any() for name in ("arms", "weights", "shifts", "explore")):
             raise ValueError(
-                f"{str(file)!r} is of a router of other arms, features or models: give its own, or another folder"
+                f"{str(file)!r} is of a router of other arms, features, models or rewards: give its own, or another folder"
             )
         for name in ("inverse", "paid", "counts"):
             setattr(self, name, found[name].copy())

@@ -17,6 +17,7 @@ import numpy as np
 from specjax.about import About
 from specjax.decode.routing.bandit import Router
 from specjax.decode.speculate import Speculate
+from specjax.draft.heads.folder import fingerprint
 from specjax.lm import Block, Wants
 from specjax.models.text import new_text
 from specjax.search.reward import ScorerError, function_of
@@ -58,7 +59,7 @@ class Route(Stepwise):
       features: random features.
       width: of the kernel, in units of hidden states.
       delta: how much is explored, see `Router`.
-      learnt: by model, what was learnt; it is kept with this object.
+      learnt: by model and reward, what was learnt; it is kept with this object.
       ways: by arm, what writes; made by `bind`.
 
     Raises:
@@ -162,7 +163,7 @@ class Route(Stepwise):
         rows, writers, found = len(parts[0].ids), {}, []
         for part in parts:
             contexts = _contexts(model, part, rows)
-            router = own._router(model.name, arms, contexts.shape[1])
+            router = own._router(model, arms, contexts.shape[1])
             chosen = _chosen(router, contexts, part.keys)
             texts: dict[int, Written] = {}
             for arm in sorted(set(chosen)):
@@ -179,16 +180,19 @@ class Route(Stepwise):
             found += [texts[row] for row in range(len(part.ids))]
         return found
 
-    def _router(self, model: str, arms: list[str], size: int) -> Router:
-        """What was learnt so far with a model."""
-        if model not in self.learnt:
-            router = Router(arms, size, features=self.features, width=self.width, delta=self.delta)
+    def _router(self, model: Any, arms: list[str], size: int) -> Router:
+        """What was learnt so far with a model and a reward."""
+        worth = self.reward
+        named = worth if isinstance(worth, str) else f"{worth.__module__}.{getattr(worth, '__qualname__', worth)}"
+        of = f"{fingerprint(model)} {named}"
+        if of not in self.learnt:
+            router = Router(arms, size, features=self.features, width=self.width, delta=self.delta, of=of)
             if self.folder:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
                 if (Path(self.folder) / FILE).exists():
                     router.resume(Path(self.folder) / FILE)
-            self.learnt[model] = router
-        return self.learnt[model]
+            self.learnt[of] = router
+        return self.learnt[of]
 
     def _written(self, writer: Writer, part: Asked, rows: list[int], arm: str) -> dict[int, Written]:
         """The texts of some rows of a part, written by one arm."""

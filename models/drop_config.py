@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specjax.models.errors import ModelError
+from specjax.models.on_disk import replace
 
 FILE = "layer_drop_config.txt"
 """EvoPress' name of such a file."""
@@ -38,8 +39,5 @@ def read_drops(path: str | os.PathLike[str]) -> Drops:
 def write_drops(path: str | os.PathLike[str], drops: Sequence[tuple[bool, bool]]) -> None:
     """Writes a list, which `read_drops` reads, in place of an older one."""
     words = {drop: word for word, drop in _WORDS.items()}
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{file.name}.new")
-    fresh.write_text("".join(f"{words[drop]}\n" for drop in drops))
-    fresh.replace(file)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    replace(path, [f"{words[drop]}\n".encode() for drop in drops])

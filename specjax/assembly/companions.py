@@ -451,20 +451,10 @@ def _texts(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return dataclasses.replace(drafter, filled=True), store
 
 
-_OF_SEARCH = ("share", "window", "first", "enough", "patience", "trials", "guess_every", "history")
-"""Fields of `swift` that a given list leaves without effect."""
-
-
 def _skipped(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     """A drafter with a list of left-out sublayers, if the line names one."""
     if not stored.asked:
         return stored.kind(**stored.fields).bind(target.lm), None
-    usual = {field.name: field.default for field in dataclasses.fields(stored.kind)} | {
-        **abouts(stored.kind)[0].defaults
-    }
-    idle = [name for name in _OF_SEARCH if stored.fields.get(name, usual[name]) != usual[name]]
-    if idle:
-        raise ValueError(f"{stored.name}: layers={stored.asked} leaves nothing to search: leave out {', '.join(idle)}")
     return stored.kind(**stored.fields, skipped=read_drops(stored.asked)).bind(target.lm), None
 
 

@@ -15,6 +15,8 @@ from specjax.lm import Block, Partial
 from specjax.models.drop_config import Drops
 
 Array = jax.Array
+OF_SEARCH = ("share", "window", "first", "enough", "patience", "trials", "guess_every", "history")
+"""The fields without effect where the list of sublayers is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,13 @@ class Swift(TreeDrafter):
         EarlyStop(self.length, self.threshold, self.width, self.narrowing)
         if not 0 <= self.share <= 1 or min(self.window, self.guess_every, self.history) < 1:
             raise ValueError(f"swift needs a share in [0, 1] and window, guess_every, history >= 1, got {self}")
+        if self.skipped is not None and (idle := self._idle()):
+            raise ValueError(f"swift: a given list of sublayers leaves nothing to search: leave out {', '.join(idle)}")
+
+    def _idle(self) -> list[str]:
+        """The fields of the search that were set."""
+        usual = {field.name: (field.default, self.about.defaults.get(field.name)) for field in dataclasses.fields(self)}
+        return [name for name in OF_SEARCH if getattr(self, name) not in usual[name]]
 
     @property
     def expander(self) -> EarlyStop:

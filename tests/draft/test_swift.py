@@ -235,7 +235,7 @@ DROPS = ((False, False), (True, False), (False, True))
 """Of three layers; the last one may lose a part too."""
 
 
-GIVEN = dataclasses.replace(DRAFTER, skipped=DROPS)
+GIVEN = Swift(length=2, threshold=0.0, skipped=DROPS)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_a_list_of_another_model_or_without_the_first_layer_is_refused(tmp_path)
         (DROPS[::-1], "leaves out a part of the first layer"),
     ):
         with pytest.raises(ValueError, match=said):
-            dataclasses.replace(DRAFTER, skipped=skipped).bind(TARGET)
+            Swift(skipped=skipped).bind(TARGET)
     file = tmp_path / "drops.txt"
     file.write_text("none\nattn\nmlp\n")
     model = dataclasses.replace(specjax.load("tiny-draft"), lm=TARGET)
@@ -277,5 +277,7 @@ def test_a_list_of_another_model_or_without_the_first_layer_is_refused(tmp_path)
     assert loaded.skipped == DROPS and loaded.length == 3
     with pytest.raises(ValueError, match=r"leaves nothing to search: leave out window, trials"):
         parse("drafter", DRAFTERS, f"swift:trials=9,window=7,layers={file}").load(model)
+    with pytest.raises(ValueError, match=r"leaves nothing to search: leave out trials"):
+        Swift(skipped=DROPS, trials=9)
     with pytest.raises(ValueError, match="there is no list of sublayers at"):
         parse("drafter", DRAFTERS, "swift:layers=nowhere").load(model)

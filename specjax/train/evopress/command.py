@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from specjax.models import DEFAULT_MODEL
 from specjax.models.drop_config import read_drops, write_drops
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.formats import BITS, matrices, matrix_name, read_format
+from specjax.models.on_disk import replace
 from specjax.serve.options import check_least
 from specjax.serve.record_bar import bar_fits
 from specjax.settings import settled
@@ -205,25 +207,22 @@ def _bits(options: EvopressOptions, target: Any, how: Published) -> Made:
     for form in forms.values():
         if form is not None:
             form.check(target.params)
-    stores = {level: _rounded(form, target.params) for level, form in forms.items()}
+    stores = functools.cache(lambda: [_rounded(form, target.params) for form in forms.values()])
 
     def compress(candidate: Candidate) -> tuple[Any, Any]:
         def one(path: Any, leaf: Any, *own: Any) -> Any:
             place = at.get(matrix_name(path) or "")
             return leaf if place is None else own[levels.index(candidate[place[0]][place[1]])]
 
-        return jax.tree_util.tree_map_with_path(one, target.params, *(stores[level] for level in levels)), None
+        return jax.tree_util.tree_map_with_path(one, target.params, *stores()), None
 
     def write(candidate: Candidate) -> None:
         lines = []
         for name, (group, unit) in sorted(at.items(), key=lambda own: order(own[0])):
             experts = range(found[name].shape[0]) if "{}" in name else (None,)
             lines += [f"{name if i is None else name.format(i)}: {candidate[group][unit]}\n" for i in experts]
-        file = Path(options.output)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_name(f".{file.name}.new")
-        fresh.write_text("".join(lines))
-        fresh.replace(file)
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+        replace(options.output, ["".join(lines).encode()])
 
     about = f"{how.budget:g} bits for each of {sum(map(sum, sizes))} numbers of {len(at)} matrices"
     return space, compress, about, write

@@ -63,18 +63,18 @@ class Divergence:
 
     def __call__(self, candidates: Sequence[Candidate], chosen: Sequence[Cut]) -> list[float]:
         """See `specjax.train.evopress.population.Fitness`; `inf` for a candidate whose numbers are not finite."""
-        totals, count = np.zeros(len(candidates)), 0
+        totals, counts = [[] for _ in candidates], []
         width = min(rounded(max(size for _, size in chosen)), np.asarray(self.rows.tokens).shape[1])
-        passes = -(-len(chosen) // self.batch)
-        height = -(-len(chosen) // passes)
+        height = min(self.batch, 1 << (len(chosen) - 1).bit_length())  # so that few heights are compiled
         for begin in range(0, len(chosen), height):
             batch = self._batch(chosen[begin : begin + height], height, width)
             reference = None if self.kind == "perplexity" else _whole(self.lm, self.params, batch)
             for i, candidate in enumerate(candidates):
                 params, skip = self.compress(candidate)
-                totals[i] += float(_total(self.lm, params, skip, batch, reference, self.kind, self.top))
-            count += int(batch.due(1).sum())
-        means = totals / max(count, 1)
+                totals[i].append(_total(self.lm, params, skip, batch, reference, self.kind, self.top))
+            counts.append(batch.due(1).sum())
+        totals, counts = jax.device_get((totals, counts))  # once, so that no pass waits for the host
+        means = np.sum(totals, axis=1, dtype=np.float64) / max(sum(map(int, counts)), 1)
         found = np.exp(means) if self.kind == "perplexity" else means
         return [own if math.isfinite(own) else math.inf for own in found.tolist()]
 

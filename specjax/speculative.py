@@ -239,8 +239,9 @@ class Speculative(Decoder[DecodeState]):
         capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
         begin = 1 if prefix is None else prefix.length
         width = min(self._width(size - begin + 1, prompts.width), capacity)
-        fresh = self._fresh(params, state, count, prefix)
         kept = min(size, capacity)
+        slots = min(capacity, -(-max(kept - begin, 1) // width) * width) if prefix is None else None
+        fresh = self._fresh(params, state, count, prefix, slots)
         fresh = dataclasses.replace(
             fresh,
             tokens=fresh.tokens.at[:, :kept].set(prompts.tokens[:, :kept]),
@@ -321,12 +322,15 @@ class Speculative(Decoder[DecodeState]):
         """Tokens per prefill chunk: as asked, or the record's own."""
         return asked or prefill_width(prompt_length, parts(self.mesh, "tokens"))
 
-    def _fresh(self, params, state, count, prefix: Prefix | None = None):
-        """`count` rows before their prefill, or after that of a prefix; the shared part comes from the state."""
+    def _fresh(self, params, state, count, prefix: Prefix | None = None, slots: int | None = None):
+        """`count` rows before their prefill, or after that of a prefix; the shared part comes from the state.
+
+        `slots` is what their prompts need where the model forgets, None for as many as the state has.
+        """
         dtype = dtype_of(state.cache)
         fresh = self.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
         fresh = self._constrain(
-            dataclasses.replace(fresh, cache=self.target.reading(fresh.cache, fresh.tokens.shape[1]))
+            dataclasses.replace(fresh, cache=self.target.reading(fresh.cache, slots or fresh.tokens.shape[1]))
         )
         if prefix is not None:
             repeat = lambda old, row: jnp.broadcast_to(row, old.shape) if row.ndim else old

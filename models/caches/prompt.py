@@ -53,9 +53,9 @@ class PromptCache(Pretty):
     @classmethod
     def empty(cls, after: OldCache, capacity: int) -> "PromptCache":
         """An empty cache for prompts of up to `capacity` tokens, which then go into `after`."""
-        layers, slots = [], max(capacity, after.policy.recent + after.policy.chunk)
+        layers = []
         for ring in after.rings:
-            key = jnp.zeros((*ring.key.shape[:2], slots, ring.key.shape[3]), ring.key.dtype)
+            key = jnp.zeros((*ring.key.shape[:2], capacity, ring.key.shape[3]), ring.key.dtype)
             query = None if ring.query is None else jnp.zeros_like(ring.query[:, :, : after.policy.asks])
             every = None if query is None else jnp.zeros(key.shape[:3], jnp.float32)
             layers.append(Read(key, jnp.zeros_like(key), every, query))

@@ -209,3 +209,22 @@ def test_a_shared_prefix_gives_the_same_cache():
     state, prefix = decoder.read_prefix(model, whole, jnp.asarray(tokens[0, :12]))
     shared = decoder.insert(model, state, jnp.arange(2), prompts, prefix=prefix)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), shared.cache, whole.cache)
+
+
+def test_a_short_prompt_is_read_into_slots_for_itself(monkeypatch):
+    decoder = specjax.speculative(dataclasses.replace(TARGET, old=EMS(4, 4, budget=8))).with_rings()
+    asked = []
+    reading = type(TARGET).reading
+    monkeypatch.setattr(
+        type(TARGET), "reading", lambda self, cache, capacity: asked.append(capacity) or reading(self, cache, capacity)
+    )
+    for length in (9, 37, 400):
+        prompts = Prompts(
+            jnp.ones((2, length), jnp.int32), jnp.full(2, length), row_keys(0, "ab"), jnp.full(2, 420),
+            SamplingArrays({"temperature": jnp.zeros(2)}), width=8,
+        )  # fmt: skip
+        jax.eval_shape(
+            lambda params, prompts: decoder.init(params, prompts, capacity=400, cache_dtype=jnp.float32),
+            {"target": weights(TARGET), "draft": None}, prompts,
+        )  # fmt: skip
+    assert asked == [8, 40, 400]

@@ -17,6 +17,7 @@ from specjax.diffusion.unmask import LocalLeap as LocalLeap
 from specjax.diffusion.unmask import Hierarchy as Hierarchy
 from specjax.diffusion.unmask import SlowFast as SlowFast
 from specjax.diffusion.unmask import Klass as Klass
+from specjax.diffusion.unmask import MultiBlock as MultiBlock
 from specjax.diffusion.unmask import Credit as Credit
 from specjax.diffusion.unmask import Prophet as Prophet
 from specjax.diffusion.unmask import EndOfText as EndOfText
@@ -33,6 +34,7 @@ from specjax.diffusion.unmask import RunningConfidence as RunningConfidence
 from specjax.diffusion.renoise import EntropyRenoise as EntropyRenoise
 
 # cache policies
+from specjax.diffusion.cache import BlockCausal as BlockCausal
 from specjax.diffusion.cache import Delayed as Delayed
 from specjax.diffusion.cache import Dual as Dual
 from specjax.diffusion.cache import Freeze as Freeze

@@ -100,6 +100,11 @@ class BlockDiffusion(DiffusionDecoder):
             )
         if self.policy.decoder is not None and self.policy.block_decoder is None:
             raise ValueError(f"{type(self.policy).__name__} reads whole canvases, and a block-diffusion model does not")
+        if self.policy.opens:
+            raise ValueError(
+                f"{type(self.policy).__name__} opens blocks ahead, and a pass of a block-diffusion model reads one block: "
+                "choose another policy"
+            )
         if self.sub_block < 0 or (self.sub_block and self.block_length % self.sub_block):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
         if self.align not in ("text", "prompt_end"):

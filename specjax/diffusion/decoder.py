@@ -347,6 +347,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
                 read=read,
                 known=seen.committed,
                 open=open_now & read,
+                masked=open_now,
                 ends=jnp.any(seen.tokens[:, :, None] == state.eos[:, None], axis=2),
                 place=view - state.prompt_length[:, None],
                 after=after,
@@ -419,7 +420,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         most = size if self.policy.whole else self.cache.most(self.span + 1, size)
         features, cache = read_drafts(
             self.target, weights, state.cache, state.tokens[:, None], active[:, None], self._seen(state), source,
-            (*widths(self.span, most, self.growth), most), wide,
+            (*widths(self.span, most, self.growth), most), wide, self.cache.groups(self._canvas(state)[0]),
         )  # fmt: skip
         return features[:, 0], cache, active
 
@@ -459,10 +460,18 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             start=start,
             step=state.step,
             passes=state.stats.steps,
+            reach=self._reach(state),
             width=self.span,
             plan=plan,
         )
         return canvas, real
+
+    def _reach(self, state) -> Array:
+        """The end of the positions `[B]` that a pass may commit."""
+        if not self.policy.whole:
+            return jnp.minimum(state.limit, self._start(state) + self.span)
+        reach = self.policy.reach(state.memory)
+        return state.limit if reach is None else jnp.minimum(state.limit, state.prompt_length + reach * self.span)
 
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done
@@ -553,12 +562,13 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             state.stats.accepted + steps[:, None] * (jnp.arange(self.span + 1)[None] == count[:, None]),
         )
         # if tokens of finished blocks may change, an end of text counts once all of the canvas is known
-        final = jnp.where(reached < state.limit, 0, reached) if self._lasts else reached
+        changes = self._lasts and self.policy.revises
+        final = jnp.where(reached < state.limit, 0, reached) if changes else reached
         end = ends_at(tokens, state.opened, jnp.minimum(final, self._end(state)), state.eos)
         ended = live & (end < final)
         finish = finish_rows(state, reached, ended, failed)
         # a row shows only final tokens
-        shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if self._lasts else reached
+        shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if changes else reached
         shown = jnp.minimum(shown, self._end(state))
         blank = memory if self._lasts else self.blank(*tokens.shape)
         kept = lambda new, blank: jnp.where(jnp.expand_dims(entered, tuple(range(1, new.ndim))), blank, new)

@@ -24,17 +24,22 @@ TOGETHER = 512
 """At least so many tokens of whole canvases are read together: enough to share a read of the weights, but only a few rows."""
 
 
-def read_whole(target: LM, weights: Any, tokens: Array, seen: Array) -> Output:
-    """A pass over canvases `[B, L]`, of which the positions below `seen` `[B]` count; the output has `final`."""
+def read_whole(target: LM, weights: Any, tokens: Array, seen: Array, groups: Array | None = None) -> Output:
+    """A pass over canvases `[B, L]`, of which the positions below `seen` `[B]` count; the output has `final`.
+
+    With `groups` `[B, L]` a position sees only those of its own group and of lower ones.
+    """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     visible = (positions < seen[:, None])[:, None, :]
+    if groups is not None:
+        visible = visible & (groups[:, None] <= groups[:, :, None])
     block = Block(tokens, positions, jnp.zeros_like(seen), visible, causal=False)
     return target(weights, block, None, wants=Wants(final=True))
 
 
 def read_drafts(
     target: LM, weights: Any, cache: Any, drafts: Array, active: Array, seen: Array, source: Array, sizes: tuple[int, ...],
-    wide: Array,
+    wide: Array, groups: Array | None = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     """Features `[B, K, W, E]`, and the cache with what was computed for the first draft.
 
@@ -48,9 +53,12 @@ def read_drafts(
       source: `[B, W]` int32, the positions whose features are returned; garbage where a draft is not active.
       sizes: static widths of a pass; the last one holds all.
       wide: `[B]` bool, rows that ask for all of the first draft, and for no other draft.
+      groups: `[B, L]` int32, see `Cache.groups`.
     """
     batch, count, size = drafts.shape
-    active = active & ~wide[:, None, None]
+    all_seen, active = seen, active & ~wide[:, None, None]
+    if groups is not None:  # what the cache holds after the last active position is of later groups
+        seen = jnp.max(jnp.where(active[:, 0], jnp.arange(size, dtype=jnp.int32)[None] + 1, 0), axis=1)
     flat = active.reshape(batch, -1)
     slots = jnp.cumsum(flat, axis=1) - 1
     sources = (jnp.arange(count)[None, :, None] * size + source[:, None]).reshape(batch, -1)
@@ -63,6 +71,9 @@ def read_drafts(
         visible = jnp.broadcast_to((known & (place < seen[:, None]))[:, None, :], (batch, width, width))
         if count > 1:
             visible = visible & (draft[:, :, None] == draft[:, None, :])
+        if groups is not None:
+            own = jnp.take_along_axis(groups, place, axis=1)
+            visible = visible & (own[:, None] <= own[:, :, None])
         tokens = jnp.take_along_axis(drafts.reshape(batch, -1), clipped, axis=1)
         block = Block(tokens, place, seen, visible, unseen=active[:, 0], causal=False)
         output = target(weights, block, cache, wants=Wants(final=True))
@@ -76,16 +87,16 @@ def read_drafts(
     narrowest = (jnp.max(flat.sum(axis=1)) > jnp.asarray(sizes[:-1], jnp.int32)).sum()
     branches = [nothing, *[lambda width=width: part(width) for width in sizes]]
     features, cache = jax.lax.switch(jnp.where(jnp.any(flat), 1 + narrowest, 0), branches)
-    return _anew(target, weights, cache, drafts[:, 0], seen, source, wide, features)
+    return _anew(target, weights, cache, drafts[:, 0], all_seen, source, wide, features, groups)
 
 
-def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple[Array, Any]:
+def _anew(target, weights, cache, tokens, seen, source, wide, features, groups) -> tuple[Array, Any]:
     """Features and cache, with those of the rows `wide`, which are read in full."""
     batch, size = tokens.shape
     rows = -(-TOGETHER // size)
 
-    def read(tokens, seen, source, cache, dst):
-        output = read_whole(target, weights, tokens, seen)
+    def read(tokens, seen, source, groups, cache, dst):
+        output = read_whole(target, weights, tokens, seen, groups)
         found = jnp.take_along_axis(output.final, source[:, :, None], axis=1, mode="clip")
         return found[:, None], target.commit(cache, output.delta, None, dst)
 
@@ -93,7 +104,7 @@ def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple
 
         def together():
             dst = jnp.where(wide[:, None], jnp.arange(size)[None], size)
-            found, written = read(tokens, seen, source, cache, dst)
+            found, written = read(tokens, seen, source, groups, cache, dst)
             return jnp.where(wide[:, None, None, None], found, features), written
 
         return jax.lax.cond(jnp.any(wide), together, lambda: (features, cache))
@@ -106,7 +117,8 @@ def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple
         place = index * rows + jnp.arange(rows)
         chosen = order[jnp.minimum(place, batch - 1)]
         own = jax.tree.map(lambda leaf: leaf[chosen], cache)
-        found, written = read(tokens[chosen], seen[chosen], source[chosen], own, jnp.zeros_like(chosen))
+        mine = jax.tree.map(lambda leaf: leaf[chosen], (tokens, seen, source, groups))
+        found, written = read(*mine, own, jnp.zeros_like(chosen))
         into = jnp.where(place < total, chosen, batch)
         put = lambda leaf, new: leaf.at[into].set(new, mode="drop")
         found = jnp.broadcast_to(found, (rows, *features.shape[1:]))

@@ -183,7 +183,7 @@ def canvas(**changes):
     fields = dict(
         masked=masked, fresh=jnp.zeros((1, 12), bool).at[0, 6].set(True),
         inside=jnp.asarray([[0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0]], bool), prompt_length=jnp.asarray([3]),
-        start=jnp.asarray([3]), step=jnp.asarray([2]), passes=jnp.asarray([2]), width=4,
+        start=jnp.asarray([3]), step=jnp.asarray([2]), passes=jnp.asarray([2]), reach=jnp.asarray([7]), width=4,
     )  # fmt: skip
     return Canvas(**(fields | changes))
 

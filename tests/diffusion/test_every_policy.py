@@ -39,7 +39,7 @@ KINDS = {
 }
 RARE = (
     "dream", "factor", "entropy", "eb", "local_leap", "hierarchy", "slow_fast", "credit", "prophet", "end_of_text", "learn2pd",
-    "remdm", "klass", "p2", "rediff", "joint_threshold", "rcr",
+    "remdm", "klass", "multi_block", "p2", "rediff", "joint_threshold", "rcr",
 )  # fmt: skip
 """Policies that the fast set tries elsewhere."""
 FAST = ("threshold", "cache dual", "blocks", *OWN)
@@ -58,6 +58,7 @@ FAST = ("threshold", "cache dual", "blocks", *OWN)
         "cache freeze",
         "cache interval",
         "cache vicinity",
+        "cache block_causal",
     ),
 )
 def decoder(request):
@@ -118,7 +119,7 @@ def test_broken_weights_end_the_rows_and_nothing_is_traced_again(decoder):
 
 
 @pytest.mark.parametrize(
-    "cache", but_slow(CACHES, "prefix", "dual", "delayed", "greedy", "freeze", "interval", "vicinity")
+    "cache", but_slow(CACHES, "prefix", "dual", "delayed", "greedy", "freeze", "interval", "vicinity", "block_causal")
 )
 @pytest.mark.parametrize("name", [name for name, entry in UNMASKS.items() if entry.guarantee == "same text"])
 def test_policies_of_the_same_text_write_that_of_plain_decoding(name, cache):

@@ -98,7 +98,7 @@ def guess(dists, masked, step=0, **view):
     at = jnp.arange(dists.shape[1], dtype=jnp.int32)[None]
     row = lambda value: jnp.asarray([value], jnp.int32)
     logs = jnp.log(dists)
-    flags = {name: jnp.ones(masked.shape, bool) for name in ("read", "known", "open", "ends")}
+    flags = {name: jnp.ones(masked.shape, bool) for name in ("read", "known", "open", "masked", "ends")}
     view = Overview(
         at=at, tokens=tokens, log_probs=logs, log_own=logs, noise=logs[..., 0], place=at, after=row(dists.shape[1]),
         passes=row(step), blocks=row(1), **flags,

@@ -23,7 +23,17 @@ REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the other
 @functools.cache
 def _every_line():
     files = sorted(FOLDER.glob("traces*.jsonl"))
-    return [json.loads(text) for file in files for text in file.read_text().splitlines()]
+    return [_named(json.loads(text)) for file in files for text in file.read_text().splitlines()]
+
+
+def _named(line):
+    """A line whose call has this library's names where those of the folder are other ones."""
+    call = line["call"]
+    if call is not None and "unmask" in call:
+        call["unmask"] = call["unmask"].replace(",whole=", ",complete=")
+        if call["cache"] == "block_causal":
+            del call["attention"]  # the cache says it
+    return line
 
 
 ENDS = {"logits_eos_inf": "never", "confidence_eos_eot_inf": "doubted"}

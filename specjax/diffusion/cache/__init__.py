@@ -7,6 +7,7 @@ from specjax.diffusion.cache.dual import Dual as Dual
 from specjax.diffusion.cache.delayed import Delayed as Delayed
 from specjax.diffusion.cache.delayed import Greedy as Greedy
 from specjax.diffusion.cache.freeze import Freeze as Freeze
+from specjax.diffusion.cache.block_causal import BlockCausal as BlockCausal
 from specjax.diffusion.cache.interval import Interval as Interval
 from specjax.diffusion.cache.interval import Vicinity as Vicinity
 

@@ -1,7 +1,7 @@
 """The contract of a cache policy: which positions of the canvas a forward pass recomputes.
 
 The keys and values of the other positions come from the last pass that computed them, when other tokens may have been
-known. Every cache of a bidirectional model is this approximation (Fast-dLLM, arXiv:2505.22618, section 3.2).
+known. Every cache of a model that sees all of the canvas is this approximation (Fast-dLLM, arXiv:2505.22618, section 3.2).
 """
 
 import abc
@@ -29,6 +29,7 @@ class Canvas:
       width: of a block; the last one of a row may be shorter.
       step: `[B]` int32, forward passes over the active block before this one.
       passes: `[B]` int32, forward passes before this one.
+      reach: `[B]` int32, the end of the positions that this pass may commit.
       plan: `[B, L]` int32, the order of this pass's commits: 0 for the first, L for positions that it will not commit;
         None if predictions decide.
     """
@@ -40,6 +41,7 @@ class Canvas:
     start: Int[Array, " B"]
     step: Int[Array, " B"]
     passes: Int[Array, " B"]
+    reach: Int[Array, " B"]
     width: int = dataclasses.field(metadata={"static": True})
     plan: Int[Array, "B L"] | None = None
 
@@ -78,6 +80,14 @@ class Cache(abc.ABC):
     def chooses(self) -> float:
         """The share of the new text that each layer recomputes in addition: the positions whose values moved most."""
         return 0.0
+
+    def groups(self, canvas: Canvas) -> Array | None:
+        """The group of each position, `[B, L]` int32: a position sees those of its own group and of lower ones. None:
+        all see all.
+
+        A pass then recomputes whole groups, and with a group all later ones that it recomputes.
+        """
+        return None
 
     def most(self, width: int, size: int) -> int:
         """How many positions a partial pass computes at most, for a block and its neighbour of `width`, and a canvas of

@@ -15,6 +15,7 @@ from specjax.diffusion.unmask.local_leap import LocalLeap as LocalLeap
 from specjax.diffusion.unmask.hierarchy import Hierarchy as Hierarchy
 from specjax.diffusion.unmask.slow_fast import SlowFast as SlowFast
 from specjax.diffusion.unmask.klass import Klass as Klass
+from specjax.diffusion.unmask.multi_block import MultiBlock as MultiBlock
 from specjax.diffusion.unmask.credit import Credit as Credit
 from specjax.diffusion.unmask.prophet import Prophet as Prophet
 from specjax.diffusion.unmask.end_of_text import EndOfText as EndOfText

@@ -33,6 +33,7 @@ class Overview:
       read: `[B, N]` bool, the positions that this pass predicted.
       known: `[B, N]` bool, the new text's positions that hold a token.
       open: `[B, N]` bool, the positions that were read and hold no token.
+      masked: `[B, N]` bool, all positions that hold no token.
       ends: `[B, N]` bool, whether an end of text is predicted.
       place: `[B, N]` int32, the positions, counted from the end of the prompt.
       after: `[B]` int32, the first position after the active block.
@@ -48,6 +49,7 @@ class Overview:
     read: Bool[Array, "B N"]
     known: Bool[Array, "B N"]
     open: Bool[Array, "B N"]
+    masked: Bool[Array, "B N"]
     ends: Bool[Array, "B N"]
     place: Int[Array, "B N"]
     after: Int[Array, " B"]
@@ -207,6 +209,17 @@ class Unmask(abc.ABC):
         a `Guess`.
 
         `[B, W]` int32, 0 for the first, W or more for positions that it will not commit. None if predictions decide.
+        """
+        return None
+
+    @property
+    def opens(self) -> bool:
+        """Whether it writes to blocks after the active one, as far as `reach` says."""
+        return False
+
+    def reach(self, memory: Any) -> Array | None:
+        """How many blocks a pass may write to, from the first on, `[B]` int32, for a policy that `opens` blocks; None for
+        all.
         """
         return None
 

@@ -8,6 +8,7 @@
 | Dream (arXiv:2508.15487) | Qwen2's | the whole canvas |
 | SDAR (arXiv:2510.06303; TraDo is one) | Qwen3's; with experts, Qwen3-MoE's | its block and earlier ones |
 | Fast-dLLM v2 (arXiv:2509.26328) | Qwen2's | its block and earlier ones |
+| WeDLM (arXiv:2512.22737) | Qwen2's or Qwen3's | known tokens before it; a mask all known ones and earlier masks |
 
 A2D (autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions
 and no other change. If an A2D folder's `config.json` does not name the mask, its tokenizer does.
@@ -38,6 +39,8 @@ class Masked:
       cache: the line of the default cache policy, likewise.
       align: where blocks are counted from: `text` or, as in A2D's sampler, `prompt_end`
         (`specjax.diffusion.BlockDiffusion`).
+      reordered: whether it reads causally, with its masks after all known tokens (WeDLM,
+        `specjax.diffusion.WindowDiffusion`); `block` is then the length of its window.
     """
 
     mask_id: int
@@ -47,14 +50,15 @@ class Masked:
     unmask: str = dataclasses.field(default="", kw_only=True)
     cache: str = dataclasses.field(default="", kw_only=True)
     align: str = dataclasses.field(default="text", kw_only=True)
+    reordered: bool = dataclasses.field(default=False, kw_only=True)
 
     @property
     def warped(self) -> bool:
         """Whether its published sampler takes confidences after temperature and filters.
 
-        The samplers of Dream, SDAR, TraDo, LLaDA 2 and Fast-dLLM v2 do; those of LLaDA and A2D take the model's own
-        probabilities."""
-        return self.shift or (self.block > 0 and self.align == "text")
+        The samplers of Dream, SDAR, TraDo, LLaDA 2 and Fast-dLLM v2 do; those of LLaDA, A2D and WeDLM take the model's
+        own probabilities."""
+        return self.shift or (self.block > 0 and self.align == "text" and not self.reordered)
 
     @property
     def usual_sub_block(self) -> int:
@@ -82,6 +86,7 @@ ARCHITECTURES = {
     "DreamModel": "Dream", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe",
     "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
     "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
+    "WeDLMForCausalLM": "wedlm",
 }  # fmt: skip
 # For block-diffusion models: the family whose names they have (None: their own), whether their logits are shifted, and
 # the field of the block length. Where a published config omits them, also the mask id and the block length.
@@ -95,6 +100,8 @@ _BLOCKS = {
 # own field `block_size` in config.json tells them apart, and our `block_align` says if blocks are not counted from the
 # prompt's end.
 _A2D = {"a2d-llama": "LlamaForCausalLM", "a2d-qwen2": "Qwen2ForCausalLM", "a2d-qwen3": "Qwen3ForCausalLM"}
+WEDLM_MASK, WEDLM_WINDOW = 151665, 16
+"""The id of WeDLM's mask where `config.json` names none, and the length of its window."""
 LLADA_MASK, LLADA_EOT = 126336, 126348
 """The ids of the mask and of the end of a turn in the published LLaDA models."""
 _LLADA = {
@@ -130,7 +137,7 @@ def kind_of(config: dict[str, Any]) -> str | None:
 
 
 def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[ModelConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2 or A2D model.
+    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2, A2D or WeDLM model.
 
     Args:
       config: parsed.
@@ -151,7 +158,8 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways, _SIGHT)
     else:
-        names = _BLOCKS[kind][0] if kind in _BLOCKS else "Qwen2ForCausalLM"
+        plain = "Qwen3ForCausalLM" if kind == "wedlm" and config.get("qk_norm") else "Qwen2ForCausalLM"
+        names = _BLOCKS[kind][0] if kind in _BLOCKS else plain
         shape = hf_config.from_hf(config | {"architectures": [names], "use_sliding_window": False}, _SIGHT)
     if masked.mask_id >= shape.vocab_size:
         raise ModelError(
@@ -170,6 +178,8 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     elif kind in _A2D:
         block = config.get(field) or 0
         mask_id = own_mask() if mask_id is None else mask_id
+    elif kind == "wedlm" and mask_id is None:
+        mask_id = WEDLM_MASK
     if not (is_size(block) or (block == 0 and kind not in _BLOCKS)):
         raise ModelError(f"config.json of a block-diffusion model needs a {field} of at least 1, got {shown(block)}")
     if not is_id(mask_id):
@@ -181,6 +191,8 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
     if part and not (is_size(part) and block % part == 0):
         raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
+    if kind == "wedlm":
+        return Masked(mask_id, False, WEDLM_WINDOW, reordered=True)
     return Masked(mask_id, shift, block, sub_block=part, align=align)
 
 
@@ -203,7 +215,7 @@ def published_threshold(config: Any, masked: Masked) -> float:
       config: the model's.
       masked: its settings for diffusion.
     """
-    if not masked.block or masked.shift or masked.align != "text":
+    if not masked.block or masked.shift or masked.align != "text" or masked.reordered:
         return 0.0
     return 0.95 if isinstance(config, ModelConfig) and llada2.is_one(config) else 0.85
 
@@ -225,6 +237,13 @@ def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
             )
         return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
     plain = hf_config.to_hf(dataclasses.replace(config, family=""))
+    if masked.reordered:
+        if plain["model_type"] not in ("qwen2", "qwen3"):
+            raise ModelError(
+                "a model with a sliding window of masks is written as WeDLM, which has layers of Qwen2 or Qwen3"
+            )
+        normed = plain["model_type"] == "qwen3"
+        return plain | _named("wedlm") | mask | {"qk_norm": normed, "attention_bias": not normed}
     if masked.shift:
         kind = "Fast_dLLM_Qwen" if masked.block else "Dream"
         if plain["model_type"] != "qwen2":

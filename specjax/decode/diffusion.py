@@ -14,6 +14,7 @@ from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
 PyTree = Any
 
 DEFAULT_UNMASK = "threshold"
+WEDLM_UNMASK = "entropy:bound=0.4,penalty=0.02"  # of WeDLM's engine
 DEFAULT_SAMPLER = "entropy_renoise"  # for models without a mask
 DEFAULT_CACHE = "prefix"
 DEFAULT_BLOCK = 32
@@ -120,6 +121,7 @@ class Diffusion(Decode):
             cfg_scale=self.guidance,
             sub_block=self._parts(model),
             align=self.align or model.masked.align,
+            reordered=model.masked.reordered,
             mesh=mesh,
             never=_ends(model) if "never" in self.ends.split() else (),
             doubted=(*_ends(model), *_ends_of_turn(model)) if "doubted" in self.ends.split() else (),
@@ -138,6 +140,8 @@ def usual_unmask(model: Any) -> str:
     """The line of a diffusion model's policy if the user names none: its folder's, or its published sampler's threshold."""
     if model.canvas:
         return DEFAULT_SAMPLER
+    if model.masked.reordered:
+        return model.masked.unmask or WEDLM_UNMASK
     threshold = published_threshold(getattr(model.lm, "config", None), model.masked)
     usual = f"{DEFAULT_UNMASK}:threshold={threshold}" if threshold else DEFAULT_UNMASK
     return model.masked.unmask or usual

@@ -49,6 +49,7 @@ from specjax.diffusion.cache import Cache as Cache
 from specjax.diffusion.unmask import Unmask as Unmask
 from specjax.diffusion.assd import AnySubset as AnySubset, Assd as Assd, AssdInfo as AssdInfo, AssdState as AssdState
 from specjax.diffusion.block import BlockDiffusion as BlockDiffusion, BlockState as BlockState
+from specjax.diffusion.window import WindowDiffusion as WindowDiffusion, WindowState as WindowState
 from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion
 from specjax.diffusion.canvas import CanvasInfo as CanvasInfo
 from specjax.diffusion.canvas import CanvasLM as CanvasLM

@@ -470,8 +470,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         """The end of the positions `[B]` that a pass may commit."""
         if not self.policy.whole:
             return jnp.minimum(state.limit, self._start(state) + self.span)
-        reach = self.policy.reach(state.memory)
-        return state.limit if reach is None else jnp.minimum(state.limit, state.prompt_length + reach * self.span)
+        blocks = self.policy.blocks_open(state.memory)
+        return state.limit if blocks is None else jnp.minimum(state.limit, state.prompt_length + blocks * self.span)
 
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done

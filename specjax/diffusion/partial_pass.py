@@ -117,8 +117,8 @@ def _anew(target, weights, cache, tokens, seen, source, wide, features, groups) 
         place = index * rows + jnp.arange(rows)
         chosen = order[jnp.minimum(place, batch - 1)]
         own = jax.tree.map(lambda leaf: leaf[chosen], cache)
-        mine = jax.tree.map(lambda leaf: leaf[chosen], (tokens, seen, source, groups))
-        found, written = read(*mine, own, jnp.zeros_like(chosen))
+        group = None if groups is None else groups[chosen]
+        found, written = read(tokens[chosen], seen[chosen], source[chosen], group, own, jnp.zeros_like(chosen))
         into = jnp.where(place < total, chosen, batch)
         put = lambda leaf, new: leaf.at[into].set(new, mode="drop")
         found = jnp.broadcast_to(found, (rows, *features.shape[1:]))

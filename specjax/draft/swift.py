@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.about import About
+from specjax.about import About, abouts
 from specjax.draft import skip_search, spine
 from specjax.draft.base import Proposal, TreeDrafter
 from specjax.expand.early_stop import EarlyStop
@@ -88,7 +88,8 @@ class Swift(TreeDrafter):
 
     def _idle(self) -> list[str]:
         """The fields of the search that were set."""
-        usual = {field.name: (field.default, self.about.defaults.get(field.name)) for field in dataclasses.fields(self)}
+        of_lines = abouts(type(self))[0].defaults
+        usual = {field.name: (field.default, of_lines.get(field.name)) for field in dataclasses.fields(self)}
         return [name for name in OF_SEARCH if getattr(self, name) not in usual[name]]
 
     @property

@@ -214,10 +214,10 @@ class Unmask(abc.ABC):
 
     @property
     def opens(self) -> bool:
-        """Whether it writes to blocks after the active one, as far as `reach` says."""
+        """Whether it writes to blocks after the active one, as far as `blocks_open` says."""
         return False
 
-    def reach(self, memory: Any) -> Array | None:
+    def blocks_open(self, memory: Any) -> Array | None:
         """How many blocks a pass may write to, from the first on, `[B]` int32, for a policy that `opens` blocks; None for
         all.
         """

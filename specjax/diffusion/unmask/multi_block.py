@@ -66,7 +66,7 @@ class MultiBlock(Unmask):
         """How many blocks are open, `[B]` int32."""
         return jnp.ones((batch,), jnp.int32)
 
-    def reach(self, memory):
+    def blocks_open(self, memory):
         return memory
 
     def __call__(self, guess, memory):

@@ -74,9 +74,9 @@ class Divergence:
                 totals[i].append(_total(self.lm, params, skip, batch, reference, self.kind, self.top))
             counts.append(batch.due(1).sum())
         totals, counts = jax.device_get((totals, counts))  # once, so that no pass waits for the host
-        means = np.sum(totals, axis=1, dtype=np.float64) / max(sum(map(int, counts)), 1)
+        means = np.asarray(totals, np.float64).sum(axis=1) / max(sum(map(int, counts)), 1)
         found = np.exp(means) if self.kind == "perplexity" else means
-        return [own if math.isfinite(own) else math.inf for own in found.tolist()]
+        return [float(own) if math.isfinite(own) else math.inf for own in found]
 
     def _batch(self, chosen: Sequence[Cut], height: int, width: int) -> Batch:
         indices = np.asarray([i for i, _ in chosen] + [len(self.rows)] * (height - len(chosen)))

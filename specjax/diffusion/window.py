@@ -1,0 +1,108 @@
+"""A window of masks that slides over the text, with causal attention (WeDLM, arXiv:2512.22737).
+
+Masks stand after all known tokens, whatever their positions: a known token sees only known ones before it, and a mask
+sees all known tokens and the masks before it. So the keys and values of the text up to the first open position are
+final, and a plain causal cache of it is exact.
+
+In the shape descriptions `B` denotes rows, `L` the canvas, `W` the window.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.decoder import Decoder
+from specjax.diffusion.common import block_of, widened
+from specjax.diffusion.decoder import DiffusionDecoder
+from specjax.diffusion.state import DiffusionState
+from specjax.lm import Block, Wants
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WindowState(DiffusionState):
+    """A `DiffusionState` with an exact prefix.
+
+    Attributes:
+      stored: `[B]` int32, how many positions the cache holds; all positions from there to `reached` are known.
+    """
+
+    stored: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowDiffusion(DiffusionDecoder):
+    """A `DiffusionDecoder` for models that read known tokens causally, and masks after them.
+
+    The active block is the window: W positions from the first open one on. A pass reads it, and stores the known tokens
+    before it that earlier passes filled. It commits what the policy chooses, and the window moves on to the first
+    position that is still open. Keys and values never change once stored, so there is no cache policy to choose.
+    """
+
+    @property
+    def fills_in(self) -> bool:
+        return False
+
+    def buffer(self, needed: int) -> int:
+        return Decoder.buffer(self, needed)
+
+    def checked(self):
+        if self.cache.keeps or self.cfg_scale:
+            raise ValueError(
+                "a model with causal attention keeps an exact cache: choose the cache none, and guidance 0"
+            )
+        if self.shift:
+            raise ValueError("the masks of a model with a sliding window predict their own positions: leave shift out")
+        if self.policy.revises or self.policy.whole or self.policy.decoder is not None:
+            raise ValueError(
+                f"{type(self.policy).__name__} looks beyond the window or takes tokens back, and stored ones are final: choose "
+                "another policy, such as entropy"
+            )
+        return super().checked()
+
+    def _empty(self, params, batch, capacity, cache_dtype, eos_width) -> WindowState:
+        bare = super()._empty(params, batch, capacity, cache_dtype, eos_width)
+        return widened(WindowState, bare, stored=jnp.zeros((batch,), jnp.int32))
+
+    def _init_cache(self, params, batch, capacity, dtype):
+        weights = params["target"]
+        return self.target.init_cache(batch, capacity, jax.tree.leaves(weights)[0].dtype if dtype is None else dtype)
+
+    def _read_prompts(self, params, fresh, prompts, lengths):
+        """What stands before the first open position, in one causal pass."""
+        count, size = prompts.shape
+        at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
+        real = at < fresh.prompt_length[:, None]
+        block = Block(prompts, at, jnp.zeros_like(lengths))
+        delta = self.target(params["target"], block, None, wants=Wants()).delta
+        cache = self.target.commit(fresh.cache, delta, None, jnp.where(real, at, fresh.tokens.shape[1]))
+        return dataclasses.replace(fresh, cache=cache, stored=fresh.prompt_length)
+
+    def _start(self, state):
+        return state.reached
+
+    def _view(self, state, at):
+        return at
+
+    def _read(self, params, state, at, masked):
+        width, capacity = self.span, state.tokens.shape[1]
+        read = state.stored[:, None] + jnp.arange(2 * width, dtype=jnp.int32)[None]
+        end = jnp.minimum(state.reached + width, state.limit)
+        tokens = block_of(state.tokens, read)
+        masks, place = tokens == self.mask_id, jnp.arange(2 * width)
+        earlier = (place[:, None] >= place[None])[None]
+        # a known token sees earlier known ones; a mask sees all known ones, and earlier masks
+        visible = jnp.where(masks[:, None], masks[:, :, None] & earlier, masks[:, :, None] | earlier)
+        block = Block(tokens, read, state.stored, visible & (read < end[:, None])[:, None], causal=False)
+        output = self.target(params["target"], block, state.cache, wants=Wants(final=True))
+        slots = (at - read[:, :1])[:, :, None]
+        features = jnp.take_along_axis(output.final, slots, axis=1, mode="clip")
+        final = (read < state.reached[:, None]) & ~state.done[:, None]
+        cache = self.target.commit(state.cache, output.delta, None, jnp.where(final, read, capacity))
+        stored = jnp.where(state.done, state.stored, state.reached)
+        logits = self._possible(state, at, self.target.unembed(params["target"], features))
+        return logits, at < state.limit[:, None], dataclasses.replace(state, cache=cache, stored=stored)

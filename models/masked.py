@@ -9,6 +9,7 @@
 | SDAR (arXiv:2510.06303; TraDo is one) | Qwen3's; with experts, Qwen3-MoE's | its block and earlier ones |
 | Fast-dLLM v2 (arXiv:2509.26328) | Qwen2's | its block and earlier ones |
 | WeDLM (arXiv:2512.22737) | Qwen2's or Qwen3's | known tokens before it; a mask all known ones and earlier masks |
+| SDLM (arXiv:2509.24007) | Qwen2's | tokens before it; the last one and the masks after it each other |
 
 A2D (autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions
 and no other change. If an A2D folder's `config.json` does not name the mask, its tokenizer does.
@@ -39,7 +40,7 @@ class Masked:
       cache: the line of the default cache policy, likewise.
       align: where blocks are counted from: `text` or, as in A2D's sampler, `prompt_end`
         (`specjax.diffusion.BlockDiffusion`).
-      reordered: whether it reads causally, with its masks after all known tokens (WeDLM,
+      reordered: whether it reads causally, with its masks after all known tokens (WeDLM and, with `shift`, SDLM;
         `specjax.diffusion.WindowDiffusion`); `block` is then the length of its window.
     """
 
@@ -56,14 +57,15 @@ class Masked:
     def warped(self) -> bool:
         """Whether its published sampler takes confidences after temperature and filters.
 
-        The samplers of Dream, SDAR, TraDo, LLaDA 2 and Fast-dLLM v2 do; those of LLaDA, A2D and WeDLM take the model's
+        The samplers of Dream, SDAR, TraDo, LLaDA 2, Fast-dLLM v2 and SDLM do; those of LLaDA, A2D and WeDLM take the model's
         own probabilities."""
         return self.shift or (self.block > 0 and self.align == "text" and not self.reordered)
 
     @property
     def usual_sub_block(self) -> int:
         """The default length of a block's parts: 8 for Fast-dLLM v2, if that divides a block."""
-        return self.sub_block or (8 if self.shift and self.block and self.block % 8 == 0 else 0)
+        parts = self.shift and self.block and self.block % 8 == 0 and not self.reordered
+        return self.sub_block or (8 if parts else 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,8 @@ _BLOCKS = {
 _A2D = {"a2d-llama": "LlamaForCausalLM", "a2d-qwen2": "Qwen2ForCausalLM", "a2d-qwen3": "Qwen3ForCausalLM"}
 WEDLM_MASK, WEDLM_WINDOW = 151665, 16
 """The id of WeDLM's mask where `config.json` names none, and the length of its window."""
+SDLM_MASK, SDLM_WINDOW = "text_mask_token_id", 4
+"""The field of SDLM's mask, which tells its folders from Qwen2's, and the usual length of its window."""
 LLADA_MASK, LLADA_EOT = 126336, 126348
 """The ids of the mask and of the end of a turn in the published LLaDA models."""
 _LLADA = {
@@ -131,13 +135,15 @@ def kind_of(config: dict[str, Any]) -> str | None:
     """The kind of a masked-diffusion model (`llada`, `Dream`, ...); None if `config.json` describes none that we
     know."""
     names = config.get("architectures") or []
+    if SDLM_MASK in config:
+        return "sdlm"
     found = [kind for name, kind in ARCHITECTURES.items() if name in names]
     known = config.get("model_type") if config.get("model_type") in ARCHITECTURES.values() else None
     return found[0] if found else known
 
 
 def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[ModelConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2, A2D or WeDLM model.
+    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2, A2D, WeDLM or SDLM model.
 
     Args:
       config: parsed.
@@ -178,8 +184,12 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     elif kind in _A2D:
         block = config.get(field) or 0
         mask_id = own_mask() if mask_id is None else mask_id
-    elif kind == "wedlm" and mask_id is None:
-        mask_id = WEDLM_MASK
+    elif kind == "wedlm":
+        mask_id, block = WEDLM_MASK if mask_id is None else mask_id, WEDLM_WINDOW
+    elif kind == "sdlm":
+        mask_id, shift = config[SDLM_MASK], True
+        block = SDLM_WINDOW if config.get(field) is None else config[field]
+        check_fixed(config, {"causal_attn": (False, None)}, "SDLM")
     if not (is_size(block) or (block == 0 and kind not in _BLOCKS)):
         raise ModelError(f"config.json of a block-diffusion model needs a {field} of at least 1, got {shown(block)}")
     if not is_id(mask_id):
@@ -191,9 +201,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
     if part and not (is_size(part) and block % part == 0):
         raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
-    if kind == "wedlm":
-        return Masked(mask_id, False, WEDLM_WINDOW, reordered=True)
-    return Masked(mask_id, shift, block, sub_block=part, align=align)
+    return Masked(mask_id, shift, block, sub_block=part, align=align, reordered=kind in ("wedlm", "sdlm"))
 
 
 def _llada_shape(config: dict[str, Any]) -> ModelConfig:
@@ -237,6 +245,12 @@ def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
             )
         return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
     plain = hf_config.to_hf(dataclasses.replace(config, family=""))
+    if masked.reordered and masked.shift:
+        if plain["model_type"] != "qwen2":
+            raise ModelError(
+                "a model whose window sees itself in both directions is written as SDLM, which has Qwen2's layers"
+            )
+        return plain | {SDLM_MASK: masked.mask_id, "block_size": masked.block, "causal_attn": False}
     if masked.reordered:
         if plain["model_type"] not in ("qwen2", "qwen3"):
             raise ModelError(

@@ -14,7 +14,8 @@ from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
 PyTree = Any
 
 DEFAULT_UNMASK = "threshold"
-WEDLM_UNMASK = "entropy:bound=0.4,penalty=0.02"  # of WeDLM's engine
+WINDOW_UNMASK = {False: "entropy:bound=0.4,penalty=0.02", True: "longest_prefix"}
+"""The policies of WeDLM's engine and, with shifted logits, of SDLM's."""
 DEFAULT_SAMPLER = "entropy_renoise"  # for models without a mask
 DEFAULT_CACHE = "prefix"
 DEFAULT_BLOCK = 32
@@ -141,7 +142,7 @@ def usual_unmask(model: Any) -> str:
     if model.canvas:
         return DEFAULT_SAMPLER
     if model.masked.reordered:
-        return model.masked.unmask or WEDLM_UNMASK
+        return model.masked.unmask or WINDOW_UNMASK[model.masked.shift]
     threshold = published_threshold(getattr(model.lm, "config", None), model.masked)
     usual = f"{DEFAULT_UNMASK}:threshold={threshold}" if threshold else DEFAULT_UNMASK
     return model.masked.unmask or usual

@@ -17,6 +17,7 @@ from specjax.diffusion.unmask import LocalLeap as LocalLeap
 from specjax.diffusion.unmask import Hierarchy as Hierarchy
 from specjax.diffusion.unmask import SlowFast as SlowFast
 from specjax.diffusion.unmask import Klass as Klass
+from specjax.diffusion.unmask import LongestPrefix as LongestPrefix
 from specjax.diffusion.unmask import MultiBlock as MultiBlock
 from specjax.diffusion.unmask import Credit as Credit
 from specjax.diffusion.unmask import Prophet as Prophet

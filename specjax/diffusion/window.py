@@ -1,8 +1,7 @@
-"""A window of masks that slides over the text, with causal attention (WeDLM, arXiv:2512.22737).
+"""A window of masks that slides over a text that is read causally (WeDLM, arXiv:2512.22737; SDLM, arXiv:2509.24007).
 
-Masks stand after all known tokens, whatever their positions: a known token sees only known ones before it, and a mask
-sees all known tokens and the masks before it. So the keys and values of the text up to the first open position are
-final, and a plain causal cache of it is exact.
+Masks stand after all known tokens, whatever their positions, and a known token sees only known ones before it. So the
+keys and values of the text before the window are final, and a plain causal cache of it is exact.
 
 In the shape descriptions `B` denotes rows, `L` the canvas, `W` the window.
 """
@@ -28,7 +27,7 @@ class WindowState(DiffusionState):
     """A `DiffusionState` with an exact prefix.
 
     Attributes:
-      stored: `[B]` int32, how many positions the cache holds; all positions from there to `reached` are known.
+      stored: `[B]` int32, how many positions the cache holds; all from there to the window's first are known.
     """
 
     stored: Any = None
@@ -38,9 +37,13 @@ class WindowState(DiffusionState):
 class WindowDiffusion(DiffusionDecoder):
     """A `DiffusionDecoder` for models that read known tokens causally, and masks after them.
 
-    The active block is the window: W positions from the first open one on. A pass reads it, and stores the known tokens
-    before it that earlier passes filled. It commits what the policy chooses, and the window moves on to the first
+    The active block is W positions from the first open one on. A pass reads a window of W tokens, and stores the known
+    ones before it that earlier passes filled. It commits what the policy chooses, and the window moves on to the first
     position that is still open. Keys and values never change once stored, so there is no cache policy to choose.
+
+    A mask's logits are for its own position, and it sees known tokens and the masks before it (WeDLM). With `shift` the
+    window begins with the last known token, and logits are for the next position. All of the window then see each other
+    (SDLM), and it is as long at a text's end.
     """
 
     @property
@@ -55,8 +58,6 @@ class WindowDiffusion(DiffusionDecoder):
             raise ValueError(
                 "a model with causal attention keeps an exact cache: choose the cache none, and guidance 0"
             )
-        if self.shift:
-            raise ValueError("the masks of a model with a sliding window predict their own positions: leave shift out")
         if self.policy.revises or self.policy.whole or self.policy.decoder is not None:
             raise ValueError(
                 f"{type(self.policy).__name__} looks beyond the window or takes tokens back, and stored ones are final: choose "
@@ -76,11 +77,12 @@ class WindowDiffusion(DiffusionDecoder):
         """What stands before the first open position, in one causal pass."""
         count, size = prompts.shape
         at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
-        real = at < fresh.prompt_length[:, None]
+        known = jnp.maximum(fresh.prompt_length - self.shift, 0)
+        real = at < known[:, None]
         block = Block(prompts, at, jnp.zeros_like(lengths))
         delta = self.target(params["target"], block, None, wants=Wants()).delta
         cache = self.target.commit(fresh.cache, delta, None, jnp.where(real, at, fresh.tokens.shape[1]))
-        return dataclasses.replace(fresh, cache=cache, stored=fresh.prompt_length)
+        return dataclasses.replace(fresh, cache=cache, stored=known)
 
     def _start(self, state):
         return state.reached
@@ -90,19 +92,23 @@ class WindowDiffusion(DiffusionDecoder):
 
     def _read(self, params, state, at, masked):
         width, capacity = self.span, state.tokens.shape[1]
+        first = state.reached - self.shift
         read = state.stored[:, None] + jnp.arange(2 * width, dtype=jnp.int32)[None]
-        end = jnp.minimum(state.reached + width, state.limit)
-        tokens = block_of(state.tokens, read)
+        there = read < (first + width)[:, None]
+        if not self.shift:
+            there = there & (read < state.limit[:, None])
+        tokens = jnp.where(read < state.limit[:, None], block_of(state.tokens, read), self.mask_id)
         masks, place = tokens == self.mask_id, jnp.arange(2 * width)
         earlier = (place[:, None] >= place[None])[None]
-        # a known token sees earlier known ones; a mask sees all known ones, and earlier masks
-        visible = jnp.where(masks[:, None], masks[:, :, None] & earlier, masks[:, :, None] | earlier)
-        block = Block(tokens, read, state.stored, visible & (read < end[:, None])[:, None], causal=False)
+        inside = (read >= first[:, None]) if self.shift else masks
+        # of the window, a token sees all before it, and of the others those that it is to see; text sees text before it
+        visible = jnp.where(inside[:, None], inside[:, :, None] & (earlier | self.shift), inside[:, :, None] | earlier)
+        block = Block(tokens, read, state.stored, visible & there[:, None], causal=False)
         output = self.target(params["target"], block, state.cache, wants=Wants(final=True))
-        slots = (at - read[:, :1])[:, :, None]
+        slots = (at - self.shift - read[:, :1])[:, :, None]
         features = jnp.take_along_axis(output.final, slots, axis=1, mode="clip")
-        final = (read < state.reached[:, None]) & ~state.done[:, None]
+        final = (read < first[:, None]) & ~state.done[:, None]
         cache = self.target.commit(state.cache, output.delta, None, jnp.where(final, read, capacity))
-        stored = jnp.where(state.done, state.stored, state.reached)
+        stored = jnp.where(state.done, state.stored, first)
         logits = self._possible(state, at, self.target.unembed(params["target"], features))
         return logits, at < state.limit[:, None], dataclasses.replace(state, cache=cache, stored=stored)

@@ -14,7 +14,7 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, para
 import specjax
 from specjax import models
 from specjax.decode import Diffusion
-from specjax.diffusion import JointThreshold, Klass, Prefix, Threshold, diffusion
+from specjax.diffusion import JointThreshold, Klass, LongestPrefix, Prefix, Threshold, diffusion
 from specjax.diffusion.unmask import EntropyBound
 from specjax.lm import Block, Wants
 from specjax.models import ModelError
@@ -26,10 +26,12 @@ ROWS = (0, 1, 2)
 
 
 @jax.jit
-def forward(tokens, positions, size):
-    """Logits `[L, V]` of a causal pass over the first `size` tokens in the given order."""
+def forward(tokens, positions, size, window):
+    """Logits `[L, V]` of a causal pass over the first `size` tokens in the given order, of which the last `window` see
+    each other."""
     own = jnp.arange(L)
-    visible = ((own[None] <= own[:, None]) & (own[None] < size) | (own[None] == own[:, None]))[None]
+    seen = (own[None] <= own[:, None]) | ((own >= size - window)[None] & (own >= size - window)[:, None])
+    visible = ((seen & (own[None] < size)) | (own[None] == own[:, None]))[None]
     block = Block(tokens[None], positions[None], jnp.zeros(1, int), visible, causal=False)
     return LM(params()["target"], block, None, wants=Wants(logits=True)).logits[0]
 
@@ -42,7 +44,9 @@ def loop(row, bound, penalty):
         masks = [i for i in range(first, min(first + W, len(text))) if text[i] == MASK]
         order = [*(i for i in range(min(first + W, len(text))) if text[i] != MASK), *masks]
         padded = [*order, *[0] * (L - len(order))]
-        logits = np.array(forward(jnp.asarray([text[i] for i in padded]), jnp.asarray(padded), len(order)), np.float64)
+        logits = np.array(
+            forward(jnp.asarray([text[i] for i in padded]), jnp.asarray(padded), len(order), 0), np.float64
+        )
         logits = logits[len(order) - len(masks) : len(order)]
         logits[:, MASK] = -np.inf
         dist = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -53,6 +57,21 @@ def loop(row, bound, penalty):
             text[masks[at]] = int(dist[at].argmax())
         passes += 1
     return text, passes
+
+
+def loop_of_prefixes(row, threshold):
+    """The same of SDLM's program, which reads whole windows beyond a text's end."""
+    text, passes = list(PROMPTS[row]), 0
+    while len(text) < LIMITS[row]:
+        tokens = [*text, *[MASK] * (W - 1)]
+        padded = [*tokens, *[0] * (L - len(tokens))]
+        logits = np.array(forward(jnp.asarray(padded), jnp.arange(L), len(tokens), W), np.float64)[len(text) - 1 :][:W]
+        logits[:, MASK] = -np.inf
+        dist = np.exp(logits - logits.max(axis=1, keepdims=True))
+        sure = (dist / dist.sum(axis=1, keepdims=True)).max(axis=1) > threshold
+        count = max(int(np.argmin([*sure, False])), 1)
+        text, passes = [*text, *logits.argmax(axis=1)[:count].tolist()], passes + 1
+    return text[: LIMITS[row]], passes
 
 
 def make(policy, **fields):
@@ -71,6 +90,15 @@ def test_equal_to_whole_passes_over_the_reordered_row(bound, penalty):
     found = list(zip(texts(state), state.stats.steps.tolist(), strict=True))
     assert found == [loop(row, bound, penalty) for row in ROWS]
     assert max(state.stats.steps) < LIMITS[1] - len(PROMPTS[1])  # several tokens in one pass
+
+
+@pytest.mark.parametrize("threshold", [0.3, pytest.param(0.6, marks=pytest.mark.slow)])
+def test_equal_to_passes_over_text_and_a_window_that_sees_itself(threshold):
+    decoder = make(LongestPrefix(threshold), shift=True)
+    state = specjax.run(decoder, params(), begin(decoder, ROWS))
+    found = list(zip(texts(state), state.stats.steps.tolist(), strict=True))
+    assert found == [loop_of_prefixes(row, threshold) for row in ROWS]
+    assert max(state.stats.steps) < LIMITS[1] - len(PROMPTS[1])
 
 
 def test_a_row_alone_is_a_row_in_a_batch():
@@ -93,11 +121,11 @@ def test_an_end_of_text_cuts_the_same_text():
         (lambda: make(JointThreshold()), "JointThreshold looks beyond the window or takes tokens back"),
         (lambda: make(Klass()), "Klass looks beyond the window or takes tokens back"),
         (lambda: make(Threshold(), cache=Prefix()), "keeps an exact cache: choose the cache none"),
-        (lambda: make(Threshold(), shift=True), "predict their own positions: leave shift out"),
+        (lambda: LongestPrefix(rule="margin"), "longest_prefix needs threshold >= 0 and rule"),
         (lambda: make(Threshold(), sub_block=2), "sub_block is for models whose blocks do not see later ones"),
         (lambda: EntropyBound(penalty=-1.0), "entropy needs bound and penalty of at least 0 nats"),
     ],
-    ids=["edits", "whole", "cache", "shift", "parts", "penalty"],
+    ids=["edits", "whole", "cache", "rule", "parts", "penalty"],
 )
 def test_what_does_not_go_together(make_one, why):
     with pytest.raises(ValueError, match=why):
@@ -124,6 +152,16 @@ def test_its_folders_are_read_and_written(normed, bias):
     assert plain[1].mask_id == 151665
 
 
+def test_folders_of_sdlm_are_read_and_written():
+    plain = SHAPE | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    config, masked = models.masked.from_hf(plain | {"text_mask_token_id": 7, "block_size": 8})
+    assert masked == models.Masked(7, True, 8, reordered=True) and masked.usual_sub_block == 0
+    assert models.masked.from_hf(models.masked.to_hf(config, masked)) == (config, masked)
+    assert models.masked.from_hf(plain | {"text_mask_token_id": 7})[1].block == 4
+    with pytest.raises(ModelError, match="causal_attn"):
+        models.masked.from_hf(plain | {"text_mask_token_id": 7, "causal_attn": True})
+
+
 def test_another_models_layers_are_not_written_as_it():
     config, _ = models.masked.from_hf(SHAPE | {"qk_norm": True, "attention_bias": False})
     other, _ = models.masked.from_hf(SHAPE | {"architectures": ["A2DLlamaLMHeadModel"], "model_type": "a2d-llama"})
@@ -132,20 +170,32 @@ def test_another_models_layers_are_not_written_as_it():
     assert config.layers
 
 
+OF_WEDLM = {"architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "qk_norm": True}
+OF_SDLM = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "text_mask_token_id": 63}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["wedlm-1", "wedlm-3"])
-def test_equal_to_what_the_published_program_wrote(tmp_path, setting):
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("wedlm-1", OF_WEDLM), ("wedlm-3", OF_WEDLM), ("sdlm-1", OF_SDLM), ("sdlm-3", OF_SDLM)],
+    ids=["wedlm-1", "wedlm-3", "sdlm-1", "sdlm-3"],
+)
+def test_equal_to_what_the_published_program_wrote(tmp_path, setting, named):
     lines = traces.lines_of(setting)
     if not lines:
         pytest.skip("needs shared/data/diffusion_traces beside the checkout")
     for file in (traces.FOLDER / lines[0]["model"]).iterdir():
         shutil.copy(file, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    named = {"architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "qk_norm": True}
     (tmp_path / "config.json").write_text(json.dumps(config | named))
     model, how = models.load(tmp_path, dtype="float32"), lines[0]["settings"]
-    line = f"entropy:bound={how['wedlm_entropy_threshold']},penalty={how['wedlm_pos_penalty_factor']}"
-    engine = Engine(model, Diffusion(line, block_length=how["wedlm_window_size"]))
+    if named is OF_WEDLM:
+        line = f"entropy:bound={how['wedlm_entropy_threshold']},penalty={how['wedlm_pos_penalty_factor']}"
+        width = how["wedlm_window_size"]
+    else:
+        rule = "entropy" if how["entropy_conf"] else "low_confidence"
+        line, width = f"longest_prefix:threshold={how['threshold']},rule={rule}", how["n_future_tokens"]
+    engine = Engine(model, Diffusion(line, block_length=width))
     requests = [engine.request(one["prompt"], max_new_tokens=one["gen_length"], ignore_eos=True) for one in lines]
     state, seen = engine.start(requests), []
     step = jax.jit(engine.decoder.step)

@@ -14,6 +14,7 @@ from specjax.diffusion.unmask.entropy_budget import EntropyBudget as EntropyBudg
 from specjax.diffusion.unmask.local_leap import LocalLeap as LocalLeap
 from specjax.diffusion.unmask.hierarchy import Hierarchy as Hierarchy
 from specjax.diffusion.unmask.slow_fast import SlowFast as SlowFast
+from specjax.diffusion.unmask.longest_prefix import LongestPrefix as LongestPrefix
 from specjax.diffusion.unmask.klass import Klass as Klass
 from specjax.diffusion.unmask.multi_block import MultiBlock as MultiBlock
 from specjax.diffusion.unmask.credit import Credit as Credit

@@ -52,7 +52,10 @@ class MaskedObjective(Objective):
         """
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
         block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32), real[:, None, :], causal=False)
-        logits = self.lm(params, block, None, wants=Wants(logits=True)).logits
+        return self.aligned(self.lm(params, block, None, wants=Wants(logits=True)).logits)
+
+    def aligned(self, logits: Array) -> Array:
+        """Logits `[B, T, V]` of the positions that they are for, without the mask token."""
         if self.shift:
             logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         return logits.at[:, :, self.mask_id].set(-jnp.inf)
@@ -81,7 +84,7 @@ class MaskedDiffusion(MaskedObjective):
         drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
         rate = self.eps + (1 - self.eps) * drawn[:, 0]
         masked = batch.mask & (drawn[:, 1:] < rate[:, None])
-        logits = self.logits(params, jnp.where(masked, self.mask_id, batch.tokens), seen(batch))
+        logits = self.predicted(params, batch, jnp.where(masked, self.mask_id, batch.tokens))
         each = jnp.where(masked, surprise(logits, batch.tokens), 0.0)
         count = batch.mask.sum()
         metrics = {
@@ -89,6 +92,49 @@ class MaskedDiffusion(MaskedObjective):
             "weight": count,
         }
         return mean(each / rate[:, None], batch.mask), metrics
+
+    def predicted(self, params, batch, noisy: Array) -> Array:
+        """Logits `[B, T, V]` of the rows, as they are after masking, `[B, T]`."""
+        return self.logits(params, noisy, seen(batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion(MaskedDiffusion):
+    """The loss that makes a diffusion model of an autoregressive one (A2D, github.com/ZHZisZZ/dllm).
+
+    Without blocks it is LLaDA's. With blocks it is that of block diffusion (BD3-LM, arXiv:2503.09573): a row is read as
+    [noisy | clean]. A noisy token sees its own block and the clean tokens of earlier blocks. A clean one sees the clean
+    tokens of its own block and of earlier ones. A row has one rate.
+
+    Attributes:
+      block: the length of a block; 0: the model sees the whole canvas.
+      align: where blocks count from: `prompt_end`, as the published sampler does, or `text`, a row's beginning, as the
+        published training does.
+    """
+
+    block: int = 0
+    align: str = "prompt_end"
+
+    def __post_init__(self):
+        if self.block < 0 or not 0 < self.eps < 1 or self.align not in ("prompt_end", "text"):
+            raise ValueError(
+                f"a2d needs block >= 0, eps in (0, 1) and align prompt_end or text, got block={self.block}, eps={self.eps}, "
+                f"align={self.align}"
+            )
+
+    def predicted(self, params, batch, noisy):
+        if not self.block:
+            return super().predicted(params, batch, noisy)
+        rows, width = noisy.shape
+        both = jnp.concatenate([noisy, batch.tokens], axis=1)
+        at = jnp.broadcast_to(jnp.tile(jnp.arange(width, dtype=jnp.int32), 2)[None], both.shape)
+        begin = jnp.argmax(batch.mask, axis=1)[:, None] if self.align == "prompt_end" else 0
+        of, clean = (at + -begin % self.block) // self.block, (jnp.arange(2 * width) >= width)[None]
+        own = (of[:, :, None] == of[:, None]) & (clean[:, :, None] == clean[:, None])
+        visible = (own | ((of[:, :, None] > of[:, None]) & clean[:, None])) & jnp.tile(seen(batch), 2)[:, None]
+        block = Block(both, at, jnp.zeros(rows, jnp.int32), visible, causal=False)
+        final = self.lm(params, block, None, wants=Wants(final=True)).final[:, :width]
+        return self.aligned(self.lm.unembed(params, final))
 
 
 @dataclasses.dataclass(frozen=True)

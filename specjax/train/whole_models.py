@@ -17,10 +17,11 @@ from specjax.draft.main_experts.objective import TrainCompressedExperts
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
-from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
+from specjax.objectives.masked import CertaintyForcing, Conversion, MaskedDiffusion, MaskedObjective
 from specjax.objectives.next_token import NextToken
 from specjax.sharding.distributed import is_first
 from specjax.train.compressed_experts import compressed_task
+from specjax.train.conversion import a2d_task
 from specjax.train.distill import Distill
 from specjax.train.gad import gad_task
 from specjax.train.language_model import lm_task
@@ -117,6 +118,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "pard2": Making(TrainPard2, pard2_task),
     "gad": Making(TrainGad, gad_task),
     "compressed_experts": Making(TrainCompressedExperts, compressed_task),
+    "a2d": Making(Conversion, a2d_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
     "dparallel": Making(CertaintyForcing, _masked("dparallel", CertaintyForcing)),
 }

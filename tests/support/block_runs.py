@@ -92,7 +92,7 @@ AFTER = {
     "retrieval-2": "retrieval-1",
     "retrieval-3": "retrieval-1",
     "retrieval-4": "retrieval-1",
-    "train-15": "train-1",
+    "train-16": "train-1",
     "constraints-7": "constraints-6",
     "constraints-8": "constraints-7",
 }

@@ -56,7 +56,8 @@ def a2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
     of_loss, of_model = fields_of(options.drafter, Conversion, Layout)
     model, mask_id = with_mask(target)
     shift = of_model.get("shift", False)
-    made = Conversion(model.lm, mask_id, shift, **{"align": "text" if shift else "prompt_end"} | of_loss)
+    of_loss.setdefault("align", "text" if shift else "prompt_end")
+    made = Conversion(model.lm, mask_id, shift, **of_loss)
     if shift and made.align != "text":
         raise ValueError("a2d: blocks of a model with shifted logits count from a text's beginning: leave align out")
     masked = Masked(mask_id, shift, made.block, align=made.align if made.block else "text")

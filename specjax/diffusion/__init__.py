@@ -25,6 +25,7 @@ from specjax.diffusion.unmask import EndOfText as EndOfText
 from specjax.diffusion.guided import Guided as Guided, GuidedState as GuidedState
 from specjax.diffusion.unmask import Learn2PD as Learn2PD
 from specjax.diffusion.unmask import ReMDM as ReMDM
+from specjax.diffusion.unmask import Redo as Redo
 from specjax.diffusion.unmask import PathPlanning as PathPlanning
 from specjax.diffusion.wino import Wino as Wino
 from specjax.diffusion.unmask import ReDiff as ReDiff

@@ -218,7 +218,7 @@ def dream_threshold(steps: int, tau: float) -> Picker:
     return pick
 
 
-def remdm(extra: int, count: int, at: float) -> Picker:
+def redo(extra: int, count: int, at: float) -> Picker:
     """Oracle: one token per pass, and late in a block passes that redo the least sure."""
     written: dict[int, float] = {}
 

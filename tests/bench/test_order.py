@@ -7,7 +7,7 @@ import pytest
 
 from specjax import cli, models
 from specjax.bench.order import unmask_order
-from specjax.diffusion import Fixed, ReMDM, diffusion
+from specjax.diffusion import Fixed, Redo, diffusion
 from specjax.models import LlamaLM, Masked, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
@@ -15,7 +15,7 @@ from specjax.sampling import row_keys
 LM = LlamaLM(llama_config(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 
 
-@pytest.mark.parametrize("policy", (Fixed(2), ReMDM(2, 1, 0.5)))
+@pytest.mark.parametrize("policy", (Fixed(2), Redo(2, 1, 0.5)))
 def test_every_open_position_has_the_pass_that_wrote_it_last(policy):
     made = diffusion(LM, 15, policy, block_length=4)
     params = {"target": LM.init(jax.random.key(0))}

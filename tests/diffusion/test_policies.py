@@ -19,7 +19,7 @@ from specjax.diffusion import (
     FreeDave,
     Hierarchy,
     Prophet,
-    ReMDM,
+    Redo,
     RunningConfidence,
     SlowFast,
     Threshold,
@@ -50,7 +50,7 @@ ORACLES = {
     "factor-published": lambda: (Factor(0.7, published=True), oracle.factor(0.7, published=True)),
     "eb": lambda: (EntropyBudget(1.0), oracle.entropy_budget(1.0, "entropy")),
     "eb-margin": lambda: (EntropyBudget(2.0, "margin"), oracle.entropy_budget(2.0, "margin")),
-    "remdm": lambda: (ReMDM(3, 2, 0.6), oracle.remdm(3, 2, 0.6)),
+    "redo": lambda: (Redo(3, 2, 0.6), oracle.redo(3, 2, 0.6)),
     "rcr": lambda: (RunningConfidence(3), oracle.running_confidence(3)),
 }  # fmt: skip
 
@@ -60,7 +60,7 @@ def wanted(row, block_length, pick, shift):
     return oracle.generate(forward, canvas, MASK, block_length, pick, shift=shift, uniforms=uniform_of(row))
 
 
-FAST = ("credit", "prophet", "dream-drawn", "remdm", "rcr")
+FAST = ("credit", "prophet", "dream-drawn", "redo", "rcr")
 PAIRS = [
     pytest.param(name, *form, marks=[pytest.mark.slow] * (name not in FAST or form[1]))
     for name in ORACLES
@@ -207,7 +207,7 @@ def test_a_predicted_end_of_text_ends_the_canvas():
     ("policy", "block"),
     (
         pytest.param(RunningConfidence(4), 8, marks=pytest.mark.slow),
-        (ReMDM(3, 2, 0.6), 8),
+        (Redo(3, 2, 0.6), 8),
         pytest.param(RunningConfidence(), 3, marks=pytest.mark.slow),
     ),
     ids=str,
@@ -237,11 +237,11 @@ def test_what_may_be_taken_back_is_not_streamed(policy, block):
 @pytest.mark.parametrize(
     ("make_it", "said"),
     [
-        (lambda: Credit(ReMDM()), "Credit cannot stand before ReMDM"), (lambda: Prophet(FreeDave()), "stand before FreeDave"),
+        (lambda: Credit(Redo()), "Credit cannot stand before Redo"), (lambda: Prophet(FreeDave()), "stand before FreeDave"),
         (lambda: Threshold(float("nan")), "at least 0"), (lambda: SlowFast(0), "explore >= 1"),
         (lambda: Prophet(answer=3), "an answer that begins at 3 and no length"),
         (lambda: Credit(beta=2.0), "beta in"), (lambda: Dream(0), "steps >= 1"), (lambda: Dream(rule="frob"), "origin"),
-        (lambda: ReMDM(count=0), "count >= 1"), (lambda: RunningConfidence(-1), "steps must be at least 0"),
+        (lambda: Redo(count=0), "count >= 1"), (lambda: RunningConfidence(-1), "steps must be at least 0"),
     ],
 )  # fmt: skip
 def test_bad_settings(make_it, said):

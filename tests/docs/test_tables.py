@@ -22,7 +22,7 @@ KNOWN = {
     "kangaroo": "self_speculation", "prompt_lookup": "retrieval", "rest": "retrieval", "lookahead": "jacobi",
     "medusa": "heads", "mtp": "heads",
     "opt_tree": "trees", "typical": "verification", "beam": "searches", "majority": "choosing", "prophet": "early_commit",
-    "free_dave": "verified", "remdm": "edits", "dual": "caching", "threshold": "masked",
+    "free_dave": "verified", "redo": "edits", "dual": "caching", "threshold": "masked",
 }  # fmt: skip
 """The classes of some methods, by their papers."""
 

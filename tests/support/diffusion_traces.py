@@ -31,6 +31,8 @@ def _named(line):
     call = line["call"]
     if call is not None and "unmask" in call:
         call["unmask"] = call["unmask"].replace(",whole=", ",complete=")
+        if line["sampler"].startswith("remdm") or call["unmask"].startswith("remdm"):
+            call["unmask"] = call["unmask"].replace("remdm", "redo")
         if call["cache"] == "block_causal":
             del call["attention"]  # the cache says it
     return line

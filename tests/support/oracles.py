@@ -38,7 +38,8 @@ ORACLES = {
     "UNMASKS": {
         "fixed": "tests/diffusion/test_decoder.py::test_equal_to_the_oracle[fixed-same]",
         "dream": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[dream-drawn-8-False]",
-        "remdm": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[remdm-8-False]",
+        "redo": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[redo-8-False]",
+        "remdm": "tests/diffusion/test_remdm.py::test_equal_to_a_loop_over_its_draws[cap]",
         "p2": "tests/diffusion/test_klass_and_p2.py::test_equal_to_a_loop_over_whole_passes[p2]",
         "rcr": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[rcr-8-False]",
         "sequential": "tests/diffusion/test_block.py::test_sequential_goes_from_left_to_right",

@@ -21,7 +21,8 @@ from specjax.diffusion.unmask.credit import Credit as Credit
 from specjax.diffusion.unmask.prophet import Prophet as Prophet
 from specjax.diffusion.unmask.end_of_text import EndOfText as EndOfText
 from specjax.diffusion.unmask.learn2pd import Learn2PD as Learn2PD
-from specjax.diffusion.unmask.remask import ReMDM as ReMDM
+from specjax.diffusion.unmask.remdm import ReMDM as ReMDM
+from specjax.diffusion.unmask.remask import Redo as Redo
 from specjax.diffusion.unmask.path_planning import PathPlanning as PathPlanning
 from specjax.diffusion.unmask.rediff import ReDiff as ReDiff
 from specjax.diffusion.unmask.joint_threshold import JointThreshold as JointThreshold

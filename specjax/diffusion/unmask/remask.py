@@ -1,4 +1,4 @@
-"""Samplers that take commits back: ReMDM (arXiv:2503.00307) and running-confidence remasking, as run in ParallelBench."""
+"""Samplers of ParallelBench that take commits back: a simple form of ReMDM, and running-confidence remasking."""
 
 import dataclasses
 
@@ -21,11 +21,12 @@ class Revising(Unmask):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReMDM(Revising):
+class Redo(Revising):
     """One token per pass; late in a block, some extra passes each redo the tokens that were least sure when written.
 
     The pass before an extra one opens them. The extra pass reads the canvas without them and commits as many, chosen
-    from these and the positions that were already open. So a pass may leave the canvas as it found it.
+    from these and the positions that were already open. So a pass may leave the canvas as it found it. ParallelBench
+    calls it ReMDM; the paper's samplers are `specjax.diffusion.ReMDM`.
 
     Attributes:
       extra: such passes per block.
@@ -34,7 +35,7 @@ class ReMDM(Revising):
       rule: a key of `RULES`.
     """
 
-    about = About("remdm", "one token per pass, late ones redo the least sure", "arXiv:2503.00307", "own text")
+    about = About("redo", "one token per pass, late ones redo the least sure", "ParallelBench 2025", "own text")
 
     extra: int = 4
     count: int = 1
@@ -44,7 +45,7 @@ class ReMDM(Revising):
     def __post_init__(self):
         if self.extra < 0 or self.count < 1 or not 0 <= self.at <= 1 or self.rule not in RULES:
             raise ValueError(
-                f"remdm needs extra >= 0, count >= 1, at in [0, 1] and a rule of {', '.join(RULES)}, got {self}"
+                f"redo needs extra >= 0, count >= 1, at in [0, 1] and a rule of {', '.join(RULES)}, got {self}"
             )
 
     def __call__(self, guess, memory):

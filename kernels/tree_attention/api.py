@@ -1,5 +1,6 @@
 """The entry point of tree attention, which chooses an implementation."""
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -36,7 +37,7 @@ def tree_attention(
     key_positions: jax.Array | None = None, cache_positions: jax.Array | None = None, unseen: jax.Array | None = None,
     causal: bool = True, split: bool = False, scale: float, window: int | None = None, soft_cap: float | None = None,
     key_scale: jax.Array | None = None, value_scale: jax.Array | None = None, sinks: jax.Array | None = None,
-    distances: jax.Array | None = None, implementation: Implementation | None = None,
+    distances: jax.Array | None = None, implementation: Implementation | Callable[..., jax.Array] | None = None,
 ) -> jax.Array:  # fmt: skip
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
@@ -117,7 +118,8 @@ def _check(
     """Raises ValueError on incompatible arguments of `tree_attention`."""
     if isinstance(visible, Unrolled) and distances is not None:
         raise ValueError("an unrolled block of tree_attention has no distances: give a mask")
-    if implementation is not None and implementation not in get_args(Implementation):
+    named = implementation is not None and not callable(implementation)
+    if named and implementation not in get_args(Implementation):
         raise ValueError(
             f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
             "None"
@@ -134,7 +136,9 @@ def _check(
         raise ValueError("an unrolled block of tree_attention reads no cache, and there is one")
 
 
-def attend_with(implementation: Implementation | None, operands: Operands, **options) -> jax.Array:
+def attend_with(
+    implementation: Implementation | Callable[..., jax.Array] | None, operands: Operands, **options
+) -> jax.Array:
     """Attention of grouped queries.
 
     Args:
@@ -145,6 +149,8 @@ def attend_with(implementation: Implementation | None, operands: Operands, **opt
     Returns:
       `[B, K, T * G, H]` float32.
     """
+    if callable(implementation):
+        return implementation(operands, **options)
     whole = over_slots(xla, jax.sharding.get_abstract_mesh(), **options)
     if implementation == "xla":
         return whole(operands)

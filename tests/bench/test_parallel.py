@@ -126,7 +126,11 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
         (["parallel", "--tasks", "copy:m=2"], "task 'copy:m=2': its only setting is n"),
         (["parallel", "--tasks", "copy:n=few"], "task 'copy:n=few': its only setting is n"),
         (["parallel", "--tasks", "sudoku:n=4"], "sudoku: it takes no n, got n=4"),
-        (["parallel", "--tasks", "copy", "--beside", "tiny-diffusion"], "--beside takes autoregressive models"),
+        pytest.param(
+            ["parallel", "--tasks", "copy", "--beside", "tiny-diffusion"],
+            "--beside takes autoregressive models",
+            marks=pytest.mark.slow,
+        ),
         (["order", "--beside", "tiny"], "--beside is not for the suite order"),
         (["parallel", "--samples", "0"], "--samples must be at least 1"),
         (["parallel", "--plot", "x.png"], "--plot is not for the suite parallel"),

@@ -77,7 +77,8 @@ def tree_attention(
         NVIDIA's Hopper, faster from 16 nodes and 16,384 slots on. None chooses when the program is lowered: `blocked` on a CPU,
         `pallas` where it can be used, otherwise `xla`. Values of another width than keys are for `xla` and `blocked`. Without
         a cache it is always `xla`, for some queries at a time. The `*_interpreted` are the kernels in an interpreter, on any
-        platform: slow, for tests. All others can be differentiated.
+        platform: slow, for tests. All others can be differentiated. A function is called in their place, with the operands
+        (`parts.Operands`, whose `visible` is set) and `scale`, `window` and `soft_cap`; it returns `[B, K, T * G, W]` float32.
 
     Returns:
       `[B, T, K * G, H]` in the query's type, or W in place of H. A query that sees nothing gets zeros.

@@ -130,6 +130,7 @@ def test_a_paraphrase_is_other_words_of_the_same_meaning():
     assert tools["bleu"]("a b c", "a b c d e") == 0  # there is no run of four
 
 
+@pytest.mark.slow
 def test_a_summary_is_scored_by_its_longest_common_words():
     pytest.importorskip("rouge_score")
     tools = ALL | tools_of(["rouge_l"])[0]

@@ -227,7 +227,9 @@ def test_a_shared_prefix_gives_the_same_cache():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), shared.cache, whole.cache)
 
 
-@pytest.mark.parametrize("size", [255, 256, 600])
+@pytest.mark.parametrize(
+    "size", [pytest.param(255, marks=pytest.mark.slow), pytest.param(256, marks=pytest.mark.slow), 600]
+)
 def test_ems_compares_keys_in_parts(size):
     """As all at once, in a program that never holds all cosines."""
     rng = np.random.default_rng(2)

@@ -69,7 +69,13 @@ LIVE = jnp.asarray([[[True], [False]], [[True], [True]]])
 
 @pytest.mark.parametrize(
     "reads",
-    [Reads(), Reads(LIVE), Reads(values=0.4), Reads(bits=4, more=3, threshold=0.5), Reads(LIVE, 0.5, 3, 2, 0.4)],
+    [
+        Reads(),
+        pytest.param(Reads(LIVE), marks=pytest.mark.slow),
+        pytest.param(Reads(values=0.4), marks=pytest.mark.slow),
+        pytest.param(Reads(bits=4, more=3, threshold=0.5), marks=pytest.mark.slow),
+        Reads(LIVE, 0.5, 3, 2, 0.4),
+    ],
     ids=["whole", "heads", "values", "bits", "all"],
 )
 def test_a_query_reads_what_loops_say(case, reads):
@@ -82,6 +88,7 @@ def test_a_query_reads_what_loops_say(case, reads):
     assert np.allclose(got, whole, atol=1e-5) == (reads == Reads())
 
 
+@pytest.mark.slow
 def test_a_sink_takes_part(case):
     args, options = case
     sinks = jnp.asarray(RNG.normal(size=K * G), jnp.float32)

@@ -38,11 +38,7 @@ class BenchOptions:
         f"most new tokens per text (default: {TOKENS}; spec: {SPEC_TOKENS}; schema: {SCHEMA_TOKENS})",
         metavar="N",
     )
-    tasks: str | None = option(
-        None,
-        "tasks of the suite parallel, such as copy:n=15, or families of questions as in eval (default: all)",
-        metavar="A,B,...",
-    )
+    tasks: str | None = option(None, "tasks of parallel, or families of eval (default: all)", metavar="A,B,...")
     beside: tuple[str, ...] = option(
         (), "suite parallel: also answer with these autoregressive models, decoded plainly, repeated", metavar="MODEL"
     )

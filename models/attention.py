@@ -247,7 +247,7 @@ class Attention(Mixer):
             value_scale=value_scale,
             sinks=self.sinks[...] if c.sinks else None,
             distances=distances,
-            implementation=self.kernel,
+            implementation=self.kernel if seen.attend is None else seen.attend,
         )
         asked = ((q * scale).reshape(batch, length, k.shape[2], -1),) if seen.asks else ()
         out = out.reshape(batch, length, -1)

@@ -23,6 +23,7 @@ class Slots(NamedTuple):
       positions: `[B, S]` int32, the positions that the slots of a ring hold; None: slot s holds position s.
       unseen: `[B, S]` bool, slots that no query sees, where the length alone does not tell; or None.
       asks: whether a block's delta includes queries.
+      attend: the implementation of attention over these slots, as `tree_attention` takes it; None: the model's.
     """
 
     key: Any
@@ -30,6 +31,7 @@ class Slots(NamedTuple):
     positions: Int[Array, "B S"] | None = None
     unseen: Bool[Array, "B S"] | None = None
     asks: bool = False
+    attend: Any = None
 
 
 @jax.tree_util.register_dataclass

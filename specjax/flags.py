@@ -12,8 +12,8 @@ generate: -h --help prompts --chat --input --output --json --suffix --format --u
     --shared-prefix --prefix-cache --prefix-cache-file --temperature --top-p --max-new-tokens --seed --stop --sampling
     --top-k --constraint --ignore-eos --distributed --coordinator --num-processes --process-id --ray --ray-workers
 score: -h --help --input --output --strict --model --weights --mesh --dtype --adapter --batch-size --samples
-bench: -h --help suite --drafter --decode --peer --widen --compare --kind --alone --prompts --input --tasks --samples
-    --model --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature
+bench: -h --help suite --drafter --decode --peer --beside --widen --compare --kind --alone --prompts --input --tasks
+    --samples --model --weights --mesh --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature
     --batch-size --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage
 eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
     --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare

@@ -36,7 +36,7 @@ HELPS: dict[str, Help] = {
     ),
     "bench": Help(
         {
-            "what is compared": "suite drafter decode peer | widen compare kind alone",
+            "what is compared": "suite drafter decode peer | beside widen compare kind alone",
             "on which prompts": "prompts input tasks | samples",
             "the model": _MODEL,
             "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos compile_limit "

@@ -1,5 +1,6 @@
 """The entry point of tree attention, which chooses an implementation."""
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -36,7 +37,7 @@ def tree_attention(
     key_positions: jax.Array | None = None, cache_positions: jax.Array | None = None, unseen: jax.Array | None = None,
     causal: bool = True, split: bool = False, scale: float, window: int | None = None, soft_cap: float | None = None,
     key_scale: jax.Array | None = None, value_scale: jax.Array | None = None, sinks: jax.Array | None = None,
-    distances: jax.Array | None = None, implementation: Implementation | None = None,
+    distances: jax.Array | None = None, implementation: Implementation | Callable[..., jax.Array] | None = None,
 ) -> jax.Array:  # fmt: skip
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
@@ -76,7 +77,8 @@ def tree_attention(
         NVIDIA's Hopper, faster from 16 nodes and 16,384 slots on. None chooses when the program is lowered: `blocked` on a CPU,
         `pallas` where it can be used, otherwise `xla`. Values of another width than keys are for `xla` and `blocked`. Without
         a cache it is always `xla`, for some queries at a time. The `*_interpreted` are the kernels in an interpreter, on any
-        platform: slow, for tests. All others can be differentiated.
+        platform: slow, for tests. All others can be differentiated. A function is called in their place, with the operands
+        (`parts.Operands`, whose `visible` is set) and `scale`, `window` and `soft_cap`; it returns `[B, K, T * G, W]` float32.
 
     Returns:
       `[B, T, K * G, H]` in the query's type, or W in place of H. A query that sees nothing gets zeros.
@@ -117,7 +119,8 @@ def _check(
     """Raises ValueError on incompatible arguments of `tree_attention`."""
     if isinstance(visible, Unrolled) and distances is not None:
         raise ValueError("an unrolled block of tree_attention has no distances: give a mask")
-    if implementation is not None and implementation not in get_args(Implementation):
+    named = implementation is not None and not callable(implementation)
+    if named and implementation not in get_args(Implementation):
         raise ValueError(
             f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
             "None"
@@ -134,7 +137,9 @@ def _check(
         raise ValueError("an unrolled block of tree_attention reads no cache, and there is one")
 
 
-def attend_with(implementation: Implementation | None, operands: Operands, **options) -> jax.Array:
+def attend_with(
+    implementation: Implementation | Callable[..., jax.Array] | None, operands: Operands, **options
+) -> jax.Array:
     """Attention of grouped queries.
 
     Args:
@@ -145,6 +150,8 @@ def attend_with(implementation: Implementation | None, operands: Operands, **opt
     Returns:
       `[B, K, T * G, H]` float32.
     """
+    if callable(implementation):
+        return implementation(operands, **options)
     whole = over_slots(xla, jax.sharding.get_abstract_mesh(), **options)
     if implementation == "xla":
         return whole(operands)

@@ -32,6 +32,7 @@ class Layer(Pretty):
       key: `[B, K, g, H]`, of the chunk.
       value: as `key`.
       ring: `[B, K, R, H]`, keys of all newest tokens, including the chunk.
+      ring_value: as `ring`, their values.
       query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring.
       seen: `[B, W, R]` bool, the ring slots that these queries saw.
       fresh: `[B, W]` bool, the queries that no earlier fold was given.
@@ -41,6 +42,7 @@ class Layer(Pretty):
     key: Float[Array, "B K g H"]
     value: Array
     ring: Float[Array, "B K R H"]
+    ring_value: Array
     query: Float[Array, "B K W G H"]
     seen: Bool[Array, "B W R"]
     fresh: Bool[Array, "B W"]
@@ -96,12 +98,16 @@ class Whole(Pretty):
       every: `[B, K, S]` float32, the attention that a slot received from all queries of the prompt, summed; a mean over
         the query heads that share keys. None if the policy uses no queries.
       last: `[B, K, S]` float32, the mean over the last W queries; None as `every`.
+      query: `[B, K, W, G, H]`, these queries, scaled; None as `every`.
+      asking: `[B, W]` int32, their positions; negative where the prompt was shorter.
     """
 
     key: Float[Array, "B K S H"]
     value: Array
     every: Float[Array, "B K S"] | None = None
     last: Float[Array, "B K S"] | None = None
+    query: Float[Array, "B K W G H"] | None = None
+    asking: Int[Array, "B W"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +167,10 @@ class Old(abc.ABC):
     @abc.abstractmethod
     def read(self, body: Any, folded: Array) -> tuple[Array, Array, Array]:
         """Keys and values `[B, K, C, H]` of a body, and which of them queries see, `[B, C]` bool."""
+
+    def attend(self, body: Any) -> Any:
+        """How queries attend to a body and the ring, as `tree_attention` takes an implementation; None: as the model does."""
+        return None
 
 
 @jax.tree_util.register_dataclass
@@ -248,7 +258,7 @@ class OldCache(Pretty):
         key, value, seen = self.policy.read(body, self.folded)
         seen = jnp.concatenate([seen, held >= self.folded[:, None]], axis=1)
         laid = jnp.concatenate([key, ring.key], axis=2), jnp.concatenate([value, ring.value], axis=2)
-        return Slots(*laid, unseen=~seen, asks=asks)
+        return Slots(*laid, unseen=~seen, asks=asks, attend=self.policy.attend(body))
 
     def commit(self, delta: KVDelta, src: Array | None, dst: Array) -> "OldCache":
         """See `specjax.lm.LM.commit`; for runs only.
@@ -290,7 +300,7 @@ class OldCache(Pretty):
                 query = ring.key if ring.query is None else ring.query  # of no tokens if the policy uses none
                 query = take(query, asking).reshape(*query.shape[:2], policy.asks, query.shape[3] // width, width)
                 chunk = take(ring.key, positions), take(ring.value, positions)
-                layers.append(Layer(*chunk, ring.key, query, seen, asking >= asked[:, None], positions))
+                layers.append(Layer(*chunk, ring.key, ring.value, query, seen, asking >= asked[:, None], positions))
             full = policy.fold(tuple(body for body in bodies if body is not None), tuple(layers), folded)
             left = iter(full)
             new = tuple(None if body is None else next(left) for body in bodies)

@@ -13,6 +13,8 @@ from specjax.models.caches.base import Layer, Old, Whole
 from specjax.pretty import Pretty
 
 Array = jax.Array
+PART = 256
+"""How many keys are compared with the centres together."""
 
 
 @jax.tree_util.register_dataclass
@@ -127,11 +129,9 @@ class EMS(Old):
 
     def _merged(self, centres: Centres, every: Centres, out: Array) -> Centres:
         """The centres after merging the other tokens, which are `out` `[B, K, S]`, into similar ones."""
-        unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x.astype(jnp.float32), axis=-1, keepdims=True), 1e-9)
-        like = jnp.einsum("bksh,bkch->bksc", unit(every.key), unit(centres.key))
-        goes = out & (jnp.max(like, axis=-1) > self.threshold)
-        weight = jnp.where(goes, every.score, 0.0)  # [B, K, S]
-        summed = functools.partial(_summed, into=jnp.argmax(like, axis=-1), size=self.budget)
+        like, into = _nearest(every.key, centres.key)
+        weight = jnp.where(out & (like > self.threshold), every.score, 0.0)  # [B, K, S]
+        summed = functools.partial(_summed, into=into, size=self.budget)
         brought = summed(weight)
         whole = centres.score + brought
         mean = lambda own, other: (
@@ -156,6 +156,28 @@ def importance(every: Array, last: Array, queries: Array) -> Array:
     [0.575, 0.175, 0.25, 0.25]
     """
     return jnp.maximum(every / jnp.maximum(queries, 1)[:, None, None], last)
+
+
+def _nearest(key: Array, centres: Array) -> tuple[Array, Array]:
+    """The cosine `[B, K, S]` of keys `[B, K, S, H]` with the most similar of centres `[B, K, C, H]`, and which one that is.
+
+    Keys are compared `PART` at a time, so that `[B, K, S, C]` cosines of a long prompt need never be there together.
+    """
+    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x.astype(jnp.float32), axis=-1, keepdims=True), 1e-9)
+    centres = unit(centres)
+
+    def best(part):
+        like = jnp.einsum("bksh,bkch->bksc", unit(part), centres)
+        return like.max(axis=-1), jnp.argmax(like, axis=-1)
+
+    size = key.shape[2]
+    if size <= PART:
+        return best(key)
+    padded = jnp.pad(key, ((0, 0), (0, 0), (0, -size % PART), (0, 0)))
+    parts = jnp.moveaxis(padded.reshape(*key.shape[:2], -1, PART, key.shape[3]), 2, 0)
+    joined = lambda x: jnp.moveaxis(x, 0, 2).reshape(*key.shape[:2], -1)[..., :size]
+    like, into = jax.lax.map(best, parts)
+    return joined(like), joined(into)
 
 
 def _summed(x: Array, into: Array, size: int) -> Array:

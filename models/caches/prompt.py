@@ -110,7 +110,7 @@ class PromptCache(Pretty):
             query = None if one.query is None else take(one.query, held % policy.asks)
             rings.append(Ring(take(one.key, at), take(one.value, at), query))
             if body is not None:
-                prompts.append(Whole(one.key, one.value, one.every, None if one.query is None else _last(one, length)))
+                prompts.append(_whole(one, length))
         empty = tuple(body for body in after.bodies if body is not None)
         left = iter(policy.begin(empty, tuple(prompts), folded, length))
         bodies = tuple(None if body is None else next(left) for body in after.bodies)
@@ -150,10 +150,13 @@ def _newest(old: Array, query: Array, positions: Array, real: Array) -> Array:
     return jax.vmap(lambda old, new, at: old.at[:, at].set(new, mode="drop"))(old, new, at)
 
 
-def _last(one: Read, length: Array) -> Array:
-    """The mean attention `[B, K, S]` of the last queries to the slots of a layer."""
-    held = held_after(one.query.shape[2], length)  # type: ignore[union-attr]
-    query = one.query.reshape(*one.query.shape[:3], -1, one.key.shape[3])  # type: ignore[union-attr]
+def _whole(one: Read, length: Array) -> Whole:
+    """What a policy is given of a layer, with the mean attention of the last queries to its slots."""
+    if one.query is None:
+        return Whole(one.key, one.value)
+    held = held_after(one.query.shape[2], length)
+    query = one.query.reshape(*one.query.shape[:3], -1, one.key.shape[3])
     seen = jnp.arange(one.key.shape[2])[None, None] <= held[:, :, None]
     weights = jnp.where((held >= 0)[:, None, :, None], attention(query, one.key, seen), 0.0)
-    return weights.sum(axis=2) / jnp.maximum(jnp.sum(held >= 0, axis=1), 1)[:, None, None]
+    last = weights.sum(axis=2) / jnp.maximum(jnp.sum(held >= 0, axis=1), 1)[:, None, None]
+    return Whole(one.key, one.value, one.every, last, query, held)

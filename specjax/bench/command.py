@@ -55,12 +55,12 @@ def check_suite(options: BenchOptions) -> None:
     )
     foreign = {
         "parallel": ("input", "answers", "ignore_eos", *plots, *peers, *schemas),
-        "order": ("tasks", "answers", "ignore_eos", *peers, *schemas),
-        "profile": ("answers", "peer", "ignore_eos", *schemas),
-        "schema": ("tasks", "answers", "peer", "ignore_eos", *plots),
-        "spec": ("tasks", "ignore_eos", *plots, *schemas),
-        "tree": ("answers", *plots, *peers, *schemas),
-        "speed": ("answers", *schemas),
+        "order": ("tasks", "answers", "ignore_eos", "beside", *peers, *schemas),
+        "profile": ("answers", "peer", "ignore_eos", "beside", *schemas),
+        "schema": ("tasks", "answers", "peer", "ignore_eos", "beside", *plots),
+        "spec": ("tasks", "ignore_eos", "beside", *plots, *schemas),
+        "tree": ("answers", "beside", *plots, *peers, *schemas),
+        "speed": ("answers", "beside", *schemas),
     }[options.suite]
     wrong = [name for name in foreign if getattr(options, name) not in (None, (), False)]
     if wrong:

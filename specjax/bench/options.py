@@ -7,7 +7,7 @@ from specjax.serve.options import ModelOptions, PromptOptions, option, same
 
 TOKENS, SPEC_TOKENS, SCHEMA_TOKENS = 128, 1024, 500
 SUITES = (
-    "parallel: ParallelBench's list tasks; order: the step in which each position after the first prompt became known; "
+    "parallel: ParallelBench's tasks; order: the step in which each position after the first prompt became known; "
     "profile: a step's time by part; schema: JSONSchemaBench's protocol on a folder of schemas; spec: Spec-Bench's "
     "on its questions; tree: the fastest tree for a drafter, by what is accepted"
 )
@@ -38,8 +38,9 @@ class BenchOptions:
         f"most new tokens per text (default: {TOKENS}; spec: {SPEC_TOKENS}; schema: {SCHEMA_TOKENS})",
         metavar="N",
     )
-    tasks: str | None = option(
-        None, "tasks of the suite parallel, or families of questions as in eval (default: all)", metavar="A,B,..."
+    tasks: str | None = option(None, "tasks of parallel, or families of eval (default: all)", metavar="A,B,...")
+    beside: tuple[str, ...] = option(
+        (), "suite parallel: also answer with these autoregressive models, decoded plainly, repeated", metavar="MODEL"
     )
     ignore_eos: bool = option(False, "continue every text to --max-new-tokens")
     samples: int = option(

@@ -11,44 +11,55 @@ import pytest
 
 from experiments.costs import independence
 from specjax import cli, models
-from specjax.bench.parallel import TASKS, read_answer, render, right, samples
+from specjax.bench.parallel import ASKED, TASKS
+from specjax.bench.parallel.lists import read_answer, render
 from specjax.models import LlamaLM, Masked, llama_config
 
+LISTS = list(ASKED)
+"""Tasks of lists."""
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_solver_gets_everything_right(task):
-    questions = samples(task)
-    assert len(questions) == 100 and questions == samples(task)
-    assert sorted({len(q.items) for q in questions}) == [3, 4, 5, 6]
+
+def right(question, text, strict=False):
+    task = TASKS[question.task]
+    return task.strict(question, text) if strict else task.score(question, text, {}) == 1
+
+
+@pytest.mark.parametrize("task", LISTS)
+def test_a_solver_gets_every_list_right(task):
+    questions = TASKS[task].questions(100)
+    assert len(questions) == 100 and questions == TASKS[task].questions(100)
+    assert sorted({len(q.given.items) for q in questions}) == [3, 4, 5, 6]
     for question in questions:
-        assert right(question, f"Sure: {render(question.answer)}", strict=True)
-        assert question.word is None or question.word not in question.items
-        assert question.example.items != question.items and len(question.messages) == 3
+        assert right(question, f"Sure: {question.answer}", strict=True) and right(question, question.answer)
+        assert question.given.word is None or question.given.word not in question.given.items
+        assert question.example.text != question.text and len(question.messages) == 3
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "copy"])
+@pytest.mark.parametrize("task", [task for task in LISTS if task != "copy"])
 def test_the_given_list_is_no_answer(task):
-    changed = [q for q in samples(task) if q.answer != q.items]
-    assert len(changed) > 70 and not any(right(q, render(q.items)) for q in changed)
+    changed = [q for q in TASKS[task].questions(100) if q.given.answer != q.given.items]
+    assert len(changed) > 70 and not any(right(q, render(q.given.items)) for q in changed)
 
 
 def test_tasks_with_many_answers_take_each_and_no_other():
-    question = next(q for q in samples("insert_random") if len(q.items) == 3)
+    question = TASKS["insert_random"].questions(1, 3)[0]
+    items, word = question.given.items, question.given.word
     for at in range(4):
-        assert right(question, render((*question.items[:at], question.word, *question.items[at:])))
-    assert not right(question, render((question.word, *question.items[::-1])))
-    question = next(q for q in samples("remove_random") if len(q.items) == 4)
-    rights = [c for n in range(5) for c in itertools.permutations(question.items, n) if right(question, render(c))]
-    assert rights == list(itertools.combinations(question.items, 3))
-    question = next(q for q in samples("replace_random") if len(q.items) == 3)
-    a, b, c = question.items
-    assert right(question, render((a, question.word, c))) and not right(question, render((a, question.word, b)))
+        assert right(question, render((*items[:at], word, *items[at:])))
+    assert not right(question, render((word, *items[::-1])))
+    question = TASKS["remove_random"].questions(1, 4)[0]
+    items = question.given.items
+    rights = [c for n in range(5) for c in itertools.permutations(items, n) if right(question, render(c))]
+    assert rights == list(itertools.combinations(items, 3))
+    question = TASKS["replace_random"].questions(1, 3)[0]
+    (a, b, c), word = question.given.items, question.given.word
+    assert right(question, render((a, word, c))) and not right(question, render((a, word, b)))
 
 
 def test_guessing_a_shuffle_token_by_token():
-    """The card's check: of 27 equally likely answers on three items 5 are right."""
-    question = next(q for q in samples("shuffle") if len(q.items) == 3)
-    assert sum(right(question, render(answer)) for answer in itertools.product(question.items, repeat=3)) == 5
+    """Of 27 equally likely answers on three items 5 are right."""
+    question = TASKS["shuffle"].questions(1, 3)[0]
+    assert sum(right(question, render(answer)) for answer in itertools.product(question.given.items, repeat=3)) == 5
 
 
 @pytest.mark.parametrize(
@@ -70,11 +81,6 @@ def test_guessing_a_shuffle_token_by_token():
 def test_reading_answers(text, loose, strict):
     """As ParallelBench's own scorer reads them."""
     assert read_answer(text) == loose and read_answer(text, strict=True) == strict
-
-
-def test_an_unknown_task():
-    with pytest.raises(ValueError, match="unknown task 'frob'; choose copy"):
-        samples("frob")
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +109,29 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
         "--decode",
         "fixed:steps=2,cache=none,fixed:steps=4,cache=none",
     ]
-    status = cli.main([*words, "--max-new-tokens", "32", "--json"])
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    status = cli.main([*words, "--max-new-tokens", "32", "--beside", "tiny-draft", "--json"])
+    *rows, beside = json.loads(capsys.readouterr().out)["rows"]
     assert status == 0 and [row["decoder"] for row in rows] == ["fixed:steps=2,cache=none", "fixed:steps=4,cache=none"]
     assert all(set(row["accuracy"]) == {"copy", "shuffle"} and row["accuracy"]["copy"] == 0 for row in rows)
     assert [row["tokens_per_pass"] for row in rows] == [16.0, 8.0]
+    assert beside["decoder"] == beside["model"] == "tiny-draft" and beside["tokens_per_pass"] <= 1
+    assert rows[0]["interval"]["copy"][0] == 0 and 0.4 < rows[0]["interval"]["copy"][1] < 0.6
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     (
         (["parallel", "--tasks", "frob"], "unknown task 'frob'; choose copy"),
+        (["parallel", "--tasks", "copy:n=1"], "copy: n must be 2 to 50, got n=1"),
+        (["parallel", "--tasks", "copy:m=2"], "task 'copy:m=2': its only setting is n"),
+        (["parallel", "--tasks", "copy:n=few"], "task 'copy:n=few': its only setting is n"),
+        (["parallel", "--tasks", "sudoku:n=4"], "sudoku: it takes no n, got n=4"),
+        pytest.param(
+            ["parallel", "--tasks", "copy", "--beside", "tiny-diffusion"],
+            "--beside takes autoregressive models",
+            marks=pytest.mark.slow,
+        ),
+        (["order", "--beside", "tiny"], "--beside is not for the suite order"),
         (["parallel", "--samples", "0"], "--samples must be at least 1"),
         (["parallel", "--plot", "x.png"], "--plot is not for the suite parallel"),
         (["--tasks", "copy"], "unknown family 'copy'; choose math"),

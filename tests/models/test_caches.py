@@ -35,7 +35,9 @@ def chunk_of(size, ring=24):
     keys = draw(B, K, ring, H)
     positions = jnp.broadcast_to(jnp.arange(size), (B, size))
     query, seen, fresh = draw(B, K, size, G, H), jnp.ones((B, size, ring), bool), jnp.ones((B, size), bool)
-    return Layer(keys[:, :, :size], draw(B, K, size, H), keys, query, seen, fresh, positions)
+    value = draw(B, K, size, H)
+    ring_value = jnp.concatenate([value, draw(B, K, ring - size, H)], axis=2)
+    return Layer(keys[:, :, :size], value, keys, ring_value, query, seen, fresh, positions)
 
 
 def body_of(policy):
@@ -225,6 +227,7 @@ LOSSY = {
     "ems": EMS(4, 4, budget=8),
     "gear": GEAR(4, 4, bits=2, rank=0, prefill_rank=0, outliers=0.0),
     "spatten": SpAtten(4, 4, 8, 4, start=2),
+    "spatten whole": SpAtten(4, 4, 8, 4, start=2, heads=0.5, values=0.5, bits=4, more=2, threshold=0.2),
 }
 
 

@@ -11,7 +11,7 @@ from support.shapes import changed
 from support.small_target import TARGET, weights
 
 import specjax
-from specjax.models.caches import EMS, GEAR, SpAtten
+from specjax.models.caches import EMS, GEAR, SpAtten, ems
 from specjax.models.kv import KVDelta
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
@@ -126,6 +126,22 @@ def test_spatten_prunes_a_prompt_in_a_cascade(text):
             np.testing.assert_array_equal(body.key[row].swapaxes(0, 1), text[0][layer, row, sorted(below)])
 
 
+def test_spatten_prunes_heads_by_what_they_gave_to_the_last_queries(text):
+    cache = read(SpAtten(5, 4, important=12, last=6, start=2, heads=0.5), text)
+    first, last = cache.bodies
+    assert first.live.all() and not first.spoken.any() and (last.live.sum(axis=1) == 1).all()
+    key, value, query = (x[0] for x in text)
+    for row in range(B):
+        gave = np.zeros(K)
+        for at, head, one in np.ndindex(4, K, G):
+            at = LENGTHS[row] - 4 + at
+            scores = key[row, : at + 1, head] @ query[row, at, head, one]
+            weights = np.exp(scores - scores.max())
+            gave[head] += np.abs(weights / weights.sum() @ value[row, : at + 1, head]).sum()
+        np.testing.assert_allclose(last.spoken[row, :, 0], gave, rtol=1e-4)
+        assert last.live[row, gave.argmax(), 0]
+
+
 def in_two_bits(x, axis):
     """Quantises vectors of a matrix between their extremes."""
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
@@ -228,3 +244,21 @@ def test_a_short_prompt_is_read_into_slots_for_itself(monkeypatch):
             {"target": weights(TARGET), "draft": None}, prompts,
         )  # fmt: skip
     assert asked == [8, 40, 400]
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(255, marks=pytest.mark.slow), pytest.param(256, marks=pytest.mark.slow), 600]
+)
+def test_ems_compares_keys_in_parts(size):
+    """As all at once, in a program that never holds all cosines."""
+    rng = np.random.default_rng(2)
+    key, centres = (jnp.asarray(rng.normal(size=(B, K, n, H)), jnp.float32) for n in (size, 64))
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    cosines = np.einsum("bksh,bkch->bksc", unit(np.asarray(key)), unit(np.asarray(centres)))
+    like, into = jax.jit(ems._nearest)(key, centres)
+    np.testing.assert_allclose(like, cosines.max(axis=-1), atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(cosines, np.asarray(into)[..., None], axis=3)[..., 0], like, atol=1e-5
+    )
+    used = jax.jit(ems._nearest).lower(key, centres).compile().memory_analysis().temp_size_in_bytes
+    assert size < 600 or used < 0.75 * cosines.size * 4

@@ -53,7 +53,7 @@ HELPS: dict[str, Help] = {
             "questions": "families limit level questions | samples infill",
             "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
             "how to decode": "decode drafter batch_size | num_return_sequences select",
-            "comparisons": "compare | baseline margin",
+            "comparisons": "compare trust | baseline margin",
             "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop constraint task_constraint "
             "ignore_eos sampling",
             "what is written": "answers json plot | uncertainty",
@@ -61,6 +61,7 @@ HELPS: dict[str, Help] = {
         (
             "specjax eval --families math,lists --limit 20 --compare drafter=none",
             "specjax eval --model FOLDER --questions own.jsonl --answers answers.jsonl",
+            "specjax eval --trust --compare weights=int8 --compare 'decode=plain:cache=(ems:budget=64)'",
         ),
     ),
     "check-head": Help(

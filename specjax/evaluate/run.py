@@ -66,10 +66,11 @@ class Contestant:
     @property
     def asked(self) -> list[Request]:
         """A request for every answer."""
-        return self.requests[:: self._count]
+        return self.requests[:: self.completions]
 
     @property
-    def _count(self) -> int:
+    def completions(self) -> int:
+        """How many completions are written for an answer."""
         return 1 if self.decoder.chooser is None else self.decoder.chooser.count
 
     def size(self, slots: int) -> Size:
@@ -108,7 +109,7 @@ class Contestant:
             written.extend(records)
             return dataclasses.replace(chooser.shown(True)(records), steps=sum(record.steps for record in records))
 
-        part = range(part.start * self._count, part.stop * self._count)
+        part = range(part.start * self.completions, part.stop * self.completions)
         requests, keys = [self.requests[i] for i in part], self.keys[list(part)]
         decoded, began = engine.timing.decode_seconds, time.perf_counter()
         records = self._records(requests, keys, advance, None if chooser is None else choose)
@@ -284,7 +285,7 @@ def _trust(
     sums = divergences(
         [each.decoder.engine for each in prepared.contestants],
         [Text(request, tokens) for request, tokens in zip(first.asked, texts, strict=True)],
-        keys=first.keys[:: len(first.requests) // len(first.asked)],
+        keys=first.keys[:: first.completions],
         capacity=capacity,
         batch_size=first.batch_size,
         advance=advance,

@@ -21,6 +21,8 @@ from specjax.serve.engine import Engine
 from specjax.tasks.generate import family_of
 
 PROMPTS = ("def add(a, b):", "import os\nfor name in range(9):\n    print(name)\n" * 3, "while True")
+ROUNDING = 1e-6
+"""Nats, of a sum over the vocabulary in float32."""
 TEXTS = ([5, 9, 200, 31, 7, 8, 40], [77], [12, 13, 14, 15])
 
 
@@ -62,9 +64,9 @@ def test_divergence_is_that_of_whole_passes(small):
     for engine, own in zip(engines[1:3], sums, strict=False):
         hand = [by_hand(engines[0], engine, text.request, text.tokens) for text in texts]
         assert min(hand) > 1e-5
-        np.testing.assert_allclose(own, hand, rtol=2e-3)
+        np.testing.assert_allclose(own, hand, rtol=2e-3, atol=ROUNDING)
     assert sums[2].tolist() == [0, 0, 0]
-    np.testing.assert_allclose(found(engines[:2], batch_size=4)[1], sums[:1], rtol=1e-4)
+    np.testing.assert_allclose(found(engines[:2], batch_size=4)[1], sums[:1], rtol=1e-3, atol=ROUNDING)
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ train: -h --help drafter --target --output --draft --draft-config --reference --
     --plot --weights --dtype --compute-dtype --save-dtype --distributed --coordinator --num-processes --process-id
 train hmm: -h --help --target --states --output --weights --dtype --mesh --data --prompts --max-new-tokens --length
     --seed --rounds --tolerance --batch-size
-train evopress: -h --help what --target --budget --output --legal --levels --group --dtype --mesh --data --prompts
-    --max-new-tokens --length --seed --generations --offspring --survivors --tokens --initial --initial-tokens
-    --mutations --fitness --top-k --batch-size
+train evopress: -h --help what --target --budget --output --legal --levels --group --cache --dtype --mesh --data
+    --prompts --max-new-tokens --length --seed --generations --offspring --survivors --tokens --initial
+    --initial-tokens --mutations --fitness --top-k --batch-size
 capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtype --adapter --data --prompts --length
     --max-new-tokens --seed --batch-size --mesh --weights --dtype --distributed --coordinator --num-processes
     --process-id

@@ -11,7 +11,8 @@ from specjax.bench import report as bench
 from specjax.bench.run import PeerRow, Report, Row
 from specjax.evaluate import report as evaluation
 from specjax.evaluate import results as evaluated
-from specjax.evaluate.results import Evaluation, Share
+from specjax.evaluate.evaluation import Evaluation
+from specjax.evaluate.results import Share
 
 HERE = Path(__file__).resolve().parent
 PLAIN = "tiny, float32, 20 prompts x up to 128 tokens"

@@ -156,6 +156,8 @@ class LlamaLM:
                 f"the cache {type(self.old).__name__} forgets, so what sees the whole text must do so by plain attention, and "
                 f"this model has {what}: leave the cache out"
             )
+        if self.old is not None:
+            self.old.check(self.config)
 
     def _precisely(self) -> Any:
         return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()

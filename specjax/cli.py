@@ -238,7 +238,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         train_hmm,
     ),
     "train evopress": (
-        "search which sublayers a draft leaves out, or how many bits each matrix gets",
+        "search which sublayers a draft leaves out, the bits of each matrix, or the cache of each layer",
         EvopressOptions,
         train_evopress,
     ),

@@ -17,8 +17,8 @@ bench: -h --help suite --drafter --decode --peer --beside --widen --compare --ki
     --batch-size --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage
 eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
     --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare
-    --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint --task-constraint
-    --ignore-eos --sampling --answers --json --plot --uncertainty
+    --trust --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint
+    --task-constraint --ignore-eos --sampling --answers --json --plot --uncertainty
 check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --strict --json
 train: -h --help drafter --target --output --draft --draft-config --reference --draft-vocabulary --start --adapter
     --data --prompts --features --held-out --max-new-tokens --length --patience --seed --steps --batch-size
@@ -26,9 +26,9 @@ train: -h --help drafter --target --output --draft --draft-config --reference --
     --plot --weights --dtype --compute-dtype --save-dtype --distributed --coordinator --num-processes --process-id
 train hmm: -h --help --target --states --output --weights --dtype --mesh --data --prompts --max-new-tokens --length
     --seed --rounds --tolerance --batch-size
-train evopress: -h --help what --target --budget --output --legal --levels --group --dtype --mesh --data --prompts
-    --max-new-tokens --length --seed --generations --offspring --survivors --tokens --initial --initial-tokens
-    --mutations --fitness --top-k --batch-size
+train evopress: -h --help what --target --budget --output --legal --levels --group --cache --dtype --mesh --data
+    --prompts --max-new-tokens --length --seed --generations --offspring --survivors --tokens --initial
+    --initial-tokens --mutations --fitness --top-k --batch-size
 capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtype --adapter --data --prompts --length
     --max-new-tokens --seed --batch-size --mesh --weights --dtype --distributed --coordinator --num-processes
     --process-id

@@ -53,14 +53,14 @@ HELPS: dict[str, Help] = {
             "questions": "families limit level questions | samples infill",
             "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
             "how to decode": "decode drafter batch_size | num_return_sequences select",
-            "comparisons": "compare | baseline margin",
+            "comparisons": "compare | baseline margin trust",
             "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop constraint task_constraint "
             "ignore_eos sampling",
             "what is written": "answers json plot | uncertainty",
         },
         (
             "specjax eval --families math,lists --limit 20 --compare drafter=none",
-            "specjax eval --model FOLDER --questions own.jsonl --answers answers.jsonl",
+            "specjax eval --model FOLDER --questions own.jsonl --trust --compare weights=int8",
         ),
     ),
     "check-head": Help(
@@ -101,7 +101,7 @@ HELPS: dict[str, Help] = {
     ),
     "train evopress": Help(
         {
-            "what is searched": "what target budget output | legal levels group dtype mesh",
+            "what is searched": "what target budget output | legal levels group cache dtype mesh",
             "on what text": "data prompts | max_new_tokens length seed",
             "how it is searched": "generations offspring survivors tokens | initial initial_tokens mutations fitness top_k "
             "batch_size",

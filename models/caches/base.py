@@ -129,6 +129,10 @@ class Old(abc.ABC):
         """W, the number of tokens whose queries are kept for `fold`; 0: none."""
         return 0
 
+    def check(self, config: Any) -> None:
+        """Raises ValueError if the policy cannot be that of a model with this `ModelConfig`; most can be any's."""
+        return
+
     @abc.abstractmethod
     def init(self, config: Any, layer: int, batch: int, capacity: int, dtype: Any) -> Any:
         """An empty body; every leaf leads with `[B, K]`, or is `[B, C]` and shared by all heads.
@@ -171,6 +175,11 @@ class Old(abc.ABC):
     def attend(self, body: Any) -> Any:
         """How queries attend to a body and the ring, as `tree_attention` takes an implementation; None: as the model does."""
         return None
+
+
+def kept_layers(config: Any) -> list[int]:
+    """The layers of a `ModelConfig` whose older tokens a policy keeps: those with keys of their own and no window."""
+    return [i for i in config.owners if config.window(i) is None]
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.models.caches.base import Layer, Old, Whole
+from specjax.models.caches.base import Layer, Old, Whole, kept_layers
 from specjax.pretty import Pretty
 
 Array = jax.Array
@@ -50,6 +50,7 @@ class EMS(Old):
 
     Attributes:
       budget: C.
+      budgets: C of each layer that keeps older tokens, instead of `budget`; empty: it is the same for all.
       threshold: the bound of the cosine of two keys, above which a token is merged; otherwise it is evicted. 1: all are
         evicted; -1: none is.
       pool: how many neighbouring tokens share their importance, an odd number; 1: none.
@@ -62,11 +63,13 @@ class EMS(Old):
     budget: int = 256
     threshold: float = 0.6
     pool: int = 5
+    budgets: tuple[int, ...] = ()
 
     def __post_init__(self):
+        sizes = self.budgets or (self.budget,)
         if (
-            min(self.budget, self.chunk) < 1
-            or self.budget % self.chunk
+            min(*sizes, self.chunk) < 1
+            or any(size % self.chunk for size in sizes)
             or self.recent < 0
             or not -1 <= self.threshold <= 1
             or self.pool < 1
@@ -81,46 +84,54 @@ class EMS(Old):
     def asks(self):
         return self.chunk
 
+    def check(self, config):
+        if self.budgets and len(self.budgets) != (count := len(kept_layers(config))):
+            raise ValueError(
+                f"ems: budgets has {len(self.budgets)} numbers, and {count} layers of the model keep older tokens: give one "
+                "for each"
+            )
+
     def init(self, config, layer, batch, capacity, dtype):
         kind = config.attention(layer)
-        zeros = lambda kind_, *more: jnp.zeros((batch, kind.num_key_value_heads, self.budget, *more), kind_)
+        size = self.budgets[kept_layers(config).index(layer)] if self.budgets else self.budget
+        zeros = lambda kind_, *more: jnp.zeros((batch, kind.num_key_value_heads, size, *more), kind_)
         return Centres(zeros(dtype, kind.head_dim), zeros(dtype, kind.head_dim), zeros(jnp.float32))
 
     def read(self, body, folded):
-        used = jnp.arange(self.budget)[None] < folded[:, None]
-        return body.key, body.value, used
+        return body.key, body.value, _used(body, folded)
 
     def begin(self, bodies, prompts, folded, lengths):
-        return tuple(self._begin(prompt, folded, lengths) for prompt in prompts)
+        sizes = (body.key.shape[2] for body in bodies)
+        return tuple(self._begin(*own, folded, lengths) for own in zip(sizes, prompts, strict=True))
 
-    def _begin(self, prompt: Whole, folded: Array, lengths: Array) -> Centres:
+    def _begin(self, size: int, prompt: Whole, folded: Array, lengths: Array) -> Centres:
         assert prompt.every is not None and prompt.last is not None
-        room = max(self.budget - prompt.key.shape[2], 0)
+        room = max(size - prompt.key.shape[2], 0)
         pad = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, room), *[(0, 0)] * (x.ndim - 3)))
         every = jax.tree.map(pad, Centres(prompt.key, prompt.value, prompt.every))
         there = jnp.arange(every.key.shape[2])[None] < folded[:, None]
-        return self._kept(every, importance(every.score, pad(prompt.last), lengths), there)
+        return self._kept(size, every, importance(every.score, pad(prompt.last), lengths), there)
 
     def fold(self, bodies, layers, folded):
         return tuple(self._fold(body, layer, folded) for body, layer in zip(bodies, layers, strict=True))
 
     def _fold(self, body: Centres, layer: Layer, folded: Array) -> Centres:
-        used = jnp.arange(self.budget)[None] < folded[:, None]
+        size, used = body.key.shape[2], _used(body, folded)
         weights = layer.attention(body.key, used)
-        chunk = Centres(layer.key, layer.value, jnp.zeros_like(weights[:, :, 0, self.budget :]))
+        chunk = Centres(layer.key, layer.value, jnp.zeros_like(weights[:, :, 0, size:]))
         every = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=2), body, chunk)
         every = dataclasses.replace(every, score=every.score + layer.given(weights))
         there = jnp.concatenate([used, jnp.ones((used.shape[0], self.chunk), bool)], axis=1)
         queries = folded + self.recent + self.chunk
-        return self._kept(every, importance(every.score, weights.mean(axis=2), queries), there)
+        return self._kept(size, every, importance(every.score, weights.mean(axis=2), queries), there)
 
-    def _kept(self, every: Centres, worth: Array, there: Array) -> Centres:
-        """The most important of the tokens `[B, K, S]` that are `there` `[B, S]`, in their order, with others merged into
-        them."""
+    def _kept(self, keeps: int, every: Centres, worth: Array, there: Array) -> Centres:
+        """The `keeps` most important of the tokens `[B, K, S]` that are `there` `[B, S]`, in their order, with others merged
+        into them."""
         size, there = worth.shape[2], jnp.broadcast_to(there[:, None], worth.shape)
         near = (1, 1, self.pool), (1, 1, 1), "SAME"
         worth = jax.lax.reduce_window(jnp.where(there, worth, 0.0), 0.0, jax.lax.add, *near) / self.pool
-        at = jax.lax.top_k(jnp.where(there, worth, -1.0), self.budget)[1]
+        at = jax.lax.top_k(jnp.where(there, worth, -1.0), keeps)[1]
         at = (
             jnp.sort(jnp.where(jnp.take_along_axis(there, at, axis=2), at, at + size), axis=2) % size
         )  # empty ones last
@@ -131,7 +142,7 @@ class EMS(Old):
         """The centres after merging the other tokens, which are `out` `[B, K, S]`, into similar ones."""
         like, into = _nearest(every.key, centres.key)
         weight = jnp.where(out & (like > self.threshold), every.score, 0.0)  # [B, K, S]
-        summed = functools.partial(_summed, into=into, size=self.budget)
+        summed = functools.partial(_summed, into=into, size=centres.key.shape[2])
         brought = summed(weight)
         whole = centres.score + brought
         mean = lambda own, other: (
@@ -140,6 +151,11 @@ class EMS(Old):
         )
         blend = lambda own, other: jnp.where((brought > 0)[..., None], mean(own, other), own).astype(own.dtype)
         return Centres(blend(centres.key, every.key), blend(centres.value, every.value), whole)
+
+
+def _used(body: Centres, folded: Array) -> Array:
+    """The slots `[B, C]` of a body that hold a token."""
+    return jnp.arange(body.key.shape[2])[None] < folded[:, None]
 
 
 def importance(every: Array, last: Array, queries: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 from specjax import models
 from specjax.assembly.line import settings
 from specjax.decode.diffusion import usual_unmask
+from specjax.evaluate.divergence import check_way
 from specjax.evaluate.options import DecoderOptions, EvalOptions
 from specjax.names import WITHIN, hint
 from specjax.serve.engine import Engine
@@ -53,12 +54,18 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     for own in chosen:
         check_least(own)
         _ = own.of_prompts, own.way  # errors in them are reported before a model is loaded
+    if options.trust:
+        for name, own in zip(("the first decoder", *lines), chosen, strict=True):
+            check_way(own.way, name)
     choosers = [_chooser(own, options) for own in chosen]
     if options.samples > 1 and not options.temperature:
         raise ValueError(
             "several samples of a greedy answer are all the same: set a temperature, or ask for one sample"
         )
-    keeps = [options.uncertainty or chooser is not None and chooser.selection.reads_certainty for chooser in choosers]
+    keeps = [
+        options.uncertainty or options.trust or chooser is not None and chooser.selection.reads_certainty
+        for chooser in choosers
+    ]
     engines = _engines(chosen, keeps, options.batch_size)
     names = [_named(base, engines[0]), *lines]
     if len(set(names)) < len(names):

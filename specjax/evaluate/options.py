@@ -37,7 +37,7 @@ class EvalOptions(DecoderOptions):
     questions: Any = option(
         None,
         "your own questions instead of the shipped tasks: lines of {prompt or messages, answer or answers, optionally family, "
-        "id, suffix and generation options}",
+        "asks, id, suffix and generation options}",
         metavar="FILE.jsonl",
     )
     samples: int = option(1, "answers drawn for each question", metavar="N", least=1)
@@ -45,6 +45,11 @@ class EvalOptions(DecoderOptions):
         False, "a diffusion model fills a question's gap, made as long as the answer, if there is one"
     )
     uncertainty: bool = option(False, "also report how well negative log-likelihood predicts wrong answers (AUROC)")
+    trust: bool = option(
+        False,
+        "also report how far the compared models are from the first: texts that change, divergence by token, calibration, "
+        "and knowledge against copying",
+    )
     batch_size: int = same(RunOptions, "batch_size")
     compare: tuple[str, ...] = option(
         (),

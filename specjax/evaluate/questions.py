@@ -5,16 +5,18 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from specjax import tasks
 from specjax.evaluate.options import LIMIT, EvalOptions
 from specjax.jobs import jsonl
-from specjax.tasks.base import words_of
+from specjax.tasks.base import Asks, words_of
 from specjax.tasks.generate import family_of
 
 OWN = "own"
 """The family of questions without one."""
+OF_QUESTIONS = ("answer", "answers", "family", "asks")
+"""Fields that lines of questions have beside those of prompts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Item:
       gap: the text before a gap, in it and after it; None if the question has no gap.
       constraint: the form that it asks for; None for none.
       obeys: a function that says whether a text has this form, or None.
+      asks: where the answer is, `knowledge` or `copying` (`specjax.tasks.Family.asks`); None if that is not said.
     """
 
     id: str
@@ -42,6 +45,7 @@ class Item:
     gap: tuple[str, str, str] | None = None
     constraint: Any = None
     obeys: Callable[[str], bool | None] = lambda text: None
+    asks: Asks | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +55,12 @@ class QuestionLine(jsonl.Line):
     Attributes:
       answers: the right answers.
       family: as given.
+      asks: as given.
     """
 
     answers: tuple[str, ...] = ()
     family: str = OWN
+    asks: Asks | None = None
 
 
 def items_of(options: EvalOptions) -> list[Item]:
@@ -86,6 +92,7 @@ def _shipped(family: str, level: int, seed: int, count: int) -> list[Item]:
             gap=question.infill and (question.infill[0], question.answers[0], question.infill[1]),
             constraint=checker.constraint(question),
             obeys=functools.partial(checker.obeys, question),
+            asks=checker.asks,
         )
         for index, question in enumerate(tasks.generate(family, level, seed, count))
     ]
@@ -106,7 +113,7 @@ def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]")
 
     Args:
       given: a file of JSON lines, or objects like its lines: `prompt` (text or token ids) or `messages`, `answer` or
-        `answers`, and optionally `family`, `id`, `suffix` and generation options.
+        `answers`, and optionally `family`, `asks`, `id`, `suffix` and generation options.
 
     Raises:
       ValueError: on an unusable line (the first is named), on a repeated id, or if there is no line.
@@ -129,9 +136,10 @@ def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]")
 def question_line(number: int, content: dict[str, Any]) -> jsonl.Line:
     """A line from an object; see `own_questions`."""
     content = {key: value for key, value in content.items() if value is not None}
-    rest = {key: value for key, value in content.items() if key not in ("answer", "answers", "family")}
+    rest = {key: value for key, value in content.items() if key not in OF_QUESTIONS}
     line = jsonl.from_object(number, rest)
     answers, family = content.get("answers", content.get("answer")), content.get("family", OWN)
+    asks = content.get("asks")
     answers = [answers] if isinstance(answers, str) else answers
     error = line.error
     if "answer" in content and "answers" in content:
@@ -140,10 +148,14 @@ def question_line(number: int, content: dict[str, Any]) -> jsonl.Line:
         error = error or "answer must be a string, or answers a list of strings"
     elif not isinstance(family, str) or not family:
         error = error or "family must be a string that is not empty"
+    elif asks is not None and asks not in get_args(Asks):
+        error = error or f"asks must be {' or '.join(get_args(Asks))}, not {asks!r}"
     elif line.unknown:
         error = error or f"it has no field {line.unknown[0]!r}"
     fields = vars(line) | {"error": error}
-    return QuestionLine(**fields) if error else QuestionLine(**fields, answers=tuple(answers or ()), family=family)
+    if error:
+        return QuestionLine(**fields)
+    return QuestionLine(**fields, answers=tuple(answers or ()), family=family, asks=asks)
 
 
 def _own(what: str, line: jsonl.Line) -> Item:
@@ -151,7 +163,7 @@ def _own(what: str, line: jsonl.Line) -> Item:
         raise ValueError(f"{what}, line {line.number}: {line.error}")
     right = functools.partial(same_words, line.answers)
     name = f"line-{line.number}" if line.id is None or line.id == "" else str(line.id)
-    return Item(name, line.family, line.prompt, right, line.suffix, line.options)
+    return Item(name, line.family, line.prompt, right, line.suffix, line.options, asks=line.asks)
 
 
 def same_words(answers: Sequence[str], text: str) -> bool:

@@ -1,8 +1,12 @@
 """An evaluation as tables and as a picture."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specjax.evaluate.results import Comparison, Evaluation, Row, Share
+from specjax.evaluate.evaluation import Evaluation
+from specjax.evaluate.results import Comparison, Row, Share
+from specjax.evaluate.statistics import Estimate, Paired
+from specjax.evaluate.trust import BINS, Trust
 
 
 def tables(found: Evaluation) -> None:
@@ -15,6 +19,8 @@ def tables(found: Evaluation) -> None:
     console.print(found.about, soft_wrap=True)
     console.print(_accuracies(found))
     console.print(_decoders(found))
+    if found.trust:
+        console.print(_trust(found.trust))
 
 
 def _accuracies(found: Evaluation) -> Any:
@@ -62,11 +68,51 @@ def _difference(comparison: Comparison | None) -> list[str]:
         return ["", "", "", ""]
     own = comparison.overall
     return [
-        f"{100 * own.difference:+.1f} ({100 * own.low:+.1f} to {100 * own.high:+.1f})",
+        _points(own),
         f"{own.p_value:.3g}",
         f"{comparison.same_text}/{comparison.answers}",
         comparison.verdict,
     ]
+
+
+def _trust(rows: Sequence[Trust]) -> Any:
+    """A column for every decoder, since there are more measures than decoders."""
+    from rich.table import Table
+
+    table = Table(title=f"trust, against {rows[0].decoder} (95%)", title_justify="left")
+    table.add_column("")
+    for row in rows:
+        table.add_column(row.decoder, justify="right")
+    for name, cells in trust_lines(rows):
+        table.add_row(name, *cells)
+    return table
+
+
+def trust_lines(rows: Sequence[Trust]) -> Iterator[tuple[str, list[str]]]:
+    """Every measure of trust in words, with a cell for every decoder; the first has no comparison."""
+    against = lambda show: [show(row.against) if row.against else "" for row in rows]
+    yield "right", [_percent(row.right) for row in rows]
+    yield "points", against(lambda own: _points(own.points))
+    yield "right that became wrong, wrong that became right", against(lambda own: f"{own.lost}, {own.gained}")
+    yield "texts that change", against(lambda own: _percent(own.changed))
+    yield "divergence, nats per token", against(lambda own: _estimate(own.divergence, ""))
+    yield "mean probability of an answer", [f"{100 * row.confidence:.1f}%" for row in rows]
+    yield f"calibration error, {BINS} bins, points", [f"{100 * row.calibration_error:.1f}" for row in rows]
+    yield "its change, points", against(lambda own: _estimate(own.calibration_change, "+", 100))
+    for name, share in rows[0].groups.items():
+        yield f"right, {name} ({share.n} questions)", [_percent(row.groups[name]) for row in rows]
+        yield f"points, {name}", against(lambda own, name=name: _points(own.groups[name]))
+    yield "parameters, MB", [f"{row.parameter_bytes / 1e6:.2f}" for row in rows]
+    yield f"cache of {rows[0].slots} tokens, MB", [f"{row.cache_bytes / 1e6:.2f}" for row in rows]
+
+
+def _points(own: Paired) -> str:
+    return f"{100 * own.difference:+.1f} ({100 * own.low:+.1f} to {100 * own.high:+.1f})"
+
+
+def _estimate(own: Estimate, sign: str, scale: float = 1) -> str:
+    form = f"{sign}.1f" if scale > 1 else f"{sign}.2g"
+    return f"{scale * own.value:{form}} ({scale * own.low:{form}} to {scale * own.high:{form}})"
 
 
 def remarks(found: Evaluation) -> list[str]:

@@ -1,4 +1,4 @@
-"""The results of an evaluation: answers, a row for each decoder, and comparisons."""
+"""The results of decoders: answers, a row for each decoder, and comparisons."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ class Row:
         """The share of answers that have the form which their question asks for; None if no question does."""
         asked = [answer for answer in self.answers if answer.obeys is not None]
         samples = 1 + max((answer.sample for answer in asked), default=0)
-        return _share(shares_of(asked, lambda answer: bool(answer.obeys)), samples) if asked else None
+        return share_of(shares_of(asked, lambda answer: bool(answer.obeys)), samples) if asked else None
 
     def count(self, reason: str) -> int:
         """The number of answers with a finish reason."""
@@ -130,8 +130,8 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """The row as a JSON object, without its answers."""
         return {
-            "families": {name: _rounded(dataclasses.asdict(share)) for name, share in self.families.items()},
-            **_rounded(dataclasses.asdict(self.overall)),
+            "families": {name: rounded(dataclasses.asdict(share)) for name, share in self.families.items()},
+            **rounded(dataclasses.asdict(self.overall)),
             "tokens_per_step": round(self.tokens_per_step, 4),
             "steps_per_answer": round(self.steps_per_answer, 2),
             "tokens_per_second": round(self.tokens_per_second, 2),
@@ -140,8 +140,8 @@ class Row:
             "unfinished": self.count("length"),
             "failed": self.count("error"),
             "decoder": self.decoder,
-            **({} if (form := self.compliance) is None else {"compliance": _rounded(dataclasses.asdict(form))}),
-            **({} if (found := self.auroc) is None else {"auroc": _rounded(dataclasses.asdict(found))}),
+            **({} if (form := self.compliance) is None else {"compliance": rounded(dataclasses.asdict(form))}),
+            **({} if (found := self.auroc) is None else {"auroc": rounded(dataclasses.asdict(found))}),
         }
 
 
@@ -174,44 +174,20 @@ class Comparison:
         return {
             "decoder": self.decoder,
             "baseline": self.baseline,
-            **_rounded(dataclasses.asdict(self.overall)),
+            **rounded(dataclasses.asdict(self.overall)),
             "speed": self.speed and round(self.speed, 4),
             "same_text": self.same_text,
             "answers": self.answers,
             "verdict": self.verdict,
-            "families": {name: _rounded(dataclasses.asdict(found)) for name, found in self.families.items()},
+            "families": {name: rounded(dataclasses.asdict(found)) for name, found in self.families.items()},
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The results of a whole run.
-
-    Attributes:
-      rows: one per decoder; the first is the one that was asked for.
-      comparisons: of the others with the first, or of all with the answers of another run.
-      about: the setting in words.
-    """
-
-    rows: list[Row]
-    comparisons: list[Comparison]
-    about: str
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object: the first row, and the others and comparisons if there are any."""
-        more: dict[str, Any] = {"about": self.about}
-        if self.rows[1:]:
-            more["decoders"] = [row.to_json() for row in self.rows[1:]]
-        if self.comparisons:
-            more["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
-        return self.rows[0].to_json() | more
 
 
 def row_of(decoder: str, answers: Sequence[Answer], cost: Cost) -> Row:
     """A row from a decoder's answers and their cost."""
     samples = 1 + max(answer.sample for answer in answers)
-    families = {name: _share(shares_of(own), samples) for name, own in _split(answers)}
-    return Row(decoder, families, _share(shares_of(answers), samples), cost, list(answers))
+    families = {name: share_of(shares_of(own), samples) for name, own in _split(answers)}
+    return Row(decoder, families, share_of(shares_of(answers), samples), cost, list(answers))
 
 
 def compared(
@@ -294,9 +270,12 @@ def _split(answers: Sequence[Answer]) -> list[tuple[str, list[Answer]]]:
     return list(groups.items())
 
 
-def _share(shares: np.ndarray, samples: int) -> Share:
+def share_of(shares: np.ndarray, samples: int) -> Share:
+    """An accuracy with its interval, from the shares `[Q]` of every question's right samples."""
     return Share(float(np.mean(shares)), *wilson(shares, samples), len(shares))
 
 
-def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
+def rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object whose numbers have four digits, in inner objects too."""
+    short = lambda value: float(f"{value:.4g}") if isinstance(value, float) else value
+    return {name: rounded(value) if isinstance(value, dict) else short(value) for name, value in fields.items()}

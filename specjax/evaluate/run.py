@@ -14,12 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.evaluate.decoders import Decoder, decoders_of
+from specjax.evaluate.divergence import Text, check, divergences
+from specjax.evaluate.evaluation import Evaluation
 from specjax.evaluate.options import EvalOptions
 from specjax.evaluate.questions import Item, items_of
-from specjax.evaluate.results import Answer, Comparison, Cost, Evaluation, Row, compared, read_answers, row_of
+from specjax.evaluate.results import Answer, Comparison, Cost, Row, compared, read_answers, row_of
+from specjax.evaluate.trust import Size, Trust, trust_of
+from specjax.plan.held import chip_bytes
 from specjax.serve.call import joined
 from specjax.serve.options import check_least
 from specjax.serve.record_bar import record_bar
@@ -58,6 +63,23 @@ class Contestant:
     capacity: int
     batch_size: int
 
+    @property
+    def asked(self) -> list[Request]:
+        """A request for every answer."""
+        return self.requests[:: self.completions]
+
+    @property
+    def completions(self) -> int:
+        """How many completions are written for an answer."""
+        return 1 if self.decoder.chooser is None else self.decoder.chooser.count
+
+    def size(self, slots: int) -> Size:
+        """What the model takes on a device, with the cache of one text of so many tokens."""
+        engine = self.decoder.engine
+        params, target = engine.params["target"], engine.decoder.target
+        dtype = jax.tree.leaves(params)[0].dtype
+        return Size(chip_bytes(params), chip_bytes(jax.eval_shape(lambda: target.init_cache(1, slots, dtype))), slots)
+
     def warm(self) -> None:
         """Compiles, by decoding one token for a request of each prefill size."""
         engine = self.decoder.engine
@@ -87,8 +109,7 @@ class Contestant:
             written.extend(records)
             return dataclasses.replace(chooser.shown(True)(records), steps=sum(record.steps for record in records))
 
-        count = 1 if chooser is None else chooser.count
-        part = range(part.start * count, part.stop * count)
+        part = range(part.start * self.completions, part.stop * self.completions)
         requests, keys = [self.requests[i] for i in part], self.keys[list(part)]
         decoded, began = engine.timing.decode_seconds, time.perf_counter()
         records = self._records(requests, keys, advance, None if chooser is None else choose)
@@ -158,10 +179,30 @@ def prepare(options: EvalOptions) -> Prepared:
     asked = [(item.id, sample, item.prompt) for item in items for sample in range(options.samples)]
     before = None if options.baseline is None else read_answers(options.baseline, asked)
     contestants = [_contestant(options, decoder, items) for decoder in decoders_of(options)]
+    if options.trust:
+        _check_trust(contestants)
     lines = [each.decoder.engine.left_out(each.decoder.of_prompts, each.requests) for each in contestants]
     for line in dict.fromkeys(filter(None, lines)):
         _LOG.warning(line)
     return Prepared(options, items, contestants, before)
+
+
+def _check_trust(contestants: Sequence[Contestant]) -> None:
+    """Raises ValueError if there is nothing to compare, or if models cannot be compared token by token."""
+    if len(contestants) < 2:
+        raise ValueError(
+            "trust is of compared models: give the whole model first and each shrunk one as compare, such as "
+            "compare 'weights=int8'"
+        )
+    names = [each.decoder.name for each in contestants]
+    check([each.decoder.engine for each in contestants], names)
+    first = contestants[0]
+    for other in contestants[1:]:
+        if any(a.ids != b.ids for a, b in zip(first.asked, other.asked, strict=True)):
+            raise ValueError(
+                f"{other.decoder.name} reads a question as other tokens than {names[0]}: divergence is between models of "
+                "one tokenizer, so leave trust out, or this model"
+            )
 
 
 def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Contestant:
@@ -210,7 +251,9 @@ def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = 
     count = len(prepared.items) * samples
     answers: list[list[Answer]] = [[] for _ in contestants]
     costs: list[list[Cost]] = [[] for _ in contestants]
-    with record_bar(count * len(contestants)) if shown else contextlib.nullcontext(lambda *_: None) as advance:
+    texts: list[Sequence[int]] = []
+    laps = len(contestants) + prepared.options.trust
+    with record_bar(count * laps) if shown else contextlib.nullcontext(lambda *_: None) as advance:
         for contestant in contestants:
             advance(0, f"compiling {contestant.decoder.name}")
             contestant.warm()
@@ -221,13 +264,34 @@ def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = 
                 new = [_answer(contestant.decoder.name, *pair) for pair in zip(asked, records, strict=True)]
                 answers[index] += new
                 costs[index].append(cost)
+                texts += [record.tokens for record in records] if index == 0 else []
                 if on_answers is not None:
                     on_answers(new)
-    rows = [
-        row_of(contestant.decoder.name, own, _sum(spent))
-        for contestant, own, spent in zip(contestants, answers, costs, strict=True)
-    ]
-    return Evaluation(rows, list(_comparisons(prepared, rows)), prepared.about)
+        rows = [
+            row_of(contestant.decoder.name, own, _sum(spent))
+            for contestant, own, spent in zip(contestants, answers, costs, strict=True)
+        ]
+        told = lambda count: advance(count, "divergence by token")
+        trust = _trust(prepared, rows, texts, told) if prepared.options.trust else []
+    return Evaluation(rows, list(_comparisons(prepared, rows)), prepared.about, trust)
+
+
+def _trust(
+    prepared: Prepared, rows: Sequence[Row], texts: Sequence[Sequence[int]], advance: Callable[[int], None]
+) -> list[Trust]:
+    """A row of trust for every decoder, along the first one's texts."""
+    first = prepared.contestants[0]
+    capacity = max(each.capacity for each in prepared.contestants)
+    sums = divergences(
+        [each.decoder.engine for each in prepared.contestants],
+        [Text(request, tokens) for request, tokens in zip(first.asked, texts, strict=True)],
+        keys=first.keys[:: first.completions],
+        capacity=capacity,
+        batch_size=first.batch_size,
+        advance=advance,
+    )
+    sizes = [each.size(capacity) for each in prepared.contestants]
+    return trust_of(rows, [item.asks for item in prepared.items], sums, sizes)
 
 
 def _teller(advance: Any, contestant: Contestant, answers: Sequence[Answer]) -> Callable[[int], None]:

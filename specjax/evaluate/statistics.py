@@ -5,6 +5,7 @@ In the shape descriptions `Q` denotes questions. All intervals are 95% intervals
 
 import dataclasses
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -159,3 +160,62 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> Auroc:
         return (inner + outer) / 2
 
     return Auroc(area, end(area, 0.0) if area else 0.0, end(area, 1.0) if area < 1 else 1.0, m, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    Attributes:
+      value: over all questions.
+      low: lower end.
+      high: upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def resampled(statistic: Callable[[np.ndarray], float], count: int, draws: int = 1000) -> Estimate:
+    """A number over questions, with the interval of the percentile bootstrap (Efron and Tibshirani 1993, chapter 13).
+
+    All samples of a question are drawn together. The draws are the same in every call, so an interval is reproducible.
+
+    Args:
+      statistic: from the indices of questions, which may repeat, to the number.
+      count: Q.
+      draws: how many times Q questions are drawn.
+
+    Raises:
+      ValueError: if there is no question.
+    """
+    if not count:
+        raise ValueError("an interval needs at least one question")
+    rng = np.random.default_rng(0)
+    drawn = [statistic(rng.integers(0, count, count)) for _ in range(draws)]
+    low, high = (float(end) for end in np.quantile(drawn, [0.025, 0.975]))
+    return Estimate(float(statistic(np.arange(count))), low, high)
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int) -> float:
+    """The expected calibration error (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599).
+
+    Answers are sorted into bins of equal width, `((m - 1) / M, m / M]`, by the probability that the model gave them. The
+    error is the distance between mean probability and share of right answers, averaged over bins by their answers. Few
+    answers in a bin make it larger than it is, so compare errors over the same number of answers only.
+
+    Args:
+      confidence: `[A]`, the probability of each answer.
+      right: `[A]`, whether it is right.
+      bins: M.
+
+    Raises:
+      ValueError: if there is no answer, or a probability outside [0, 1].
+    """
+    confidence, right = np.asarray(confidence, np.float64), np.asarray(right, np.float64)
+    if not len(confidence) or not (0 <= confidence.min() and confidence.max() <= 1 + 1e-6):
+        raise ValueError("a calibration error needs answers with probabilities between 0 and 1")
+    places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(places, weights=confidence - right, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidence))

@@ -11,11 +11,12 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from specjax.about import About
 
 Item = TypeVar("Item")
+Asks = Literal["knowledge", "copying"]
 LEVELS = (1, 2, 3)
 HELD_OUT_PARTS = 16
 """One in this many meanings is held out."""
@@ -107,6 +108,9 @@ class Family(abc.ABC):
     about: ClassVar[About]
     split_as: ClassVar[str] = ""
     """The family that owns the meanings, if two families ask about the same; empty: this one."""
+    asks: ClassVar[Asks]
+    """Where the answer is: `copying` if in the prompt, whose words it repeats, chooses or reorders; `knowledge` if only in the
+    weights, as the results of sums, the rules of a programming language or a dictionary."""
 
     @abc.abstractmethod
     def draw(self, rng: Rng, level: int) -> Any:

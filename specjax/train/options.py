@@ -149,6 +149,7 @@ class HmmOptions:
 
 
 DROPS = "drops"
+CACHE = "cache"
 """The search for sublayers to leave out."""
 
 
@@ -159,8 +160,8 @@ class EvopressOptions:
     what: str = option(
         dataclasses.MISSING,
         "what is searched: drops, sublayers that a draft leaves out (swift:layers=FILE); bits, of each matrix "
-        "(--weights FILE)",
-        choices=(DROPS, "bits"),
+        "(--weights FILE); cache, how many older tokens each layer keeps (ems:budgets=...)",
+        choices=(DROPS, "bits", CACHE),
         positional=True,
     )
     target: str | None = option(None, "the model: folder, shipped name or hub id (default: the shipped target)")
@@ -172,15 +173,17 @@ class EvopressOptions:
     )
     budget: float | None = option(
         None, "drops: the share of layers that lose their attention, and of those that lose their feed-forward (default: "
-        "0.25); bits: of a number, on average (default: 6)",
+        "0.25); bits: of a number, on average (default: 6); cache: tokens of a layer, on average (default: 256)",
     )  # fmt: skip
     legal: str | None = option(
         None, "drops: a list like the output, of sublayers that may be left out (default: all but the first layer's)",
         metavar="FILE",
     )  # fmt: skip
     levels: tuple[int, ...] = option(
-        (), "bits: those that a matrix may have, of 4, 8 and 16, in equal steps (default: 4 8)", nargs="+", metavar="N"
-    )
+        (), "bits: those that a matrix may have, of 4, 8 and 16, in equal steps (default: 4 8); cache: budgets that a layer "
+        "may have, in equal steps (default: a half, all and three halves of the budget)", nargs="+", metavar="N",
+    )  # fmt: skip
+    cache: str | None = option(None, "cache: the policy, and its fields but for budgets (default: ems)", metavar="LINE")
     group: str | None = option(
         None, "bits: between which matrices bits may move: of one size, of one name, or all (default: size)",
         choices=("size", "name", "none"),
@@ -191,14 +194,15 @@ class EvopressOptions:
     )  # fmt: skip
     top_k: int | None = option(None, "sparse_kl: how many of the likeliest tokens (default: 10)", metavar="N", least=2)
     generations: int | None = option(
-        None, "how many (default: of n layers that lose k, k(n-k)/1.5; bits: 150)", metavar="N", least=1
+        None, "how many (default: of n layers that lose k, k(n-k)/1.5; bits, cache: 150)", metavar="N", least=1
     )
     offspring: int | None = option(None, "children of a generation (default: 32; bits: 128)", metavar="N", least=1)
     survivors: tuple[int, ...] = option(
-        (), "how many each round of selection keeps (default: 2 1; bits: 16 4 1)", nargs="+", metavar="N"
+        (), "how many each round of selection keeps (default: 2 1; bits: 16 4 1; cache: 4 1)", nargs="+", metavar="N"
     )
     tokens: tuple[int, ...] = option(
-        (), "tokens that each candidate reads in each round (default: 2048 32768; bits: 2048 16384 131072)", nargs="+",
+        (), "tokens that each candidate reads in each round (default: 2048 32768; bits: 2048 16384 131072; cache: 2048 "
+        "16384)", nargs="+",
         metavar="N",
     )  # fmt: skip
     initial: int | None = option(None, "random candidates to begin with (default: 64)", metavar="N", least=1)

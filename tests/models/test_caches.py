@@ -105,6 +105,32 @@ def test_ems_evicts_or_merges(threshold):
         assert (body.score.sum(axis=2) < mass - 1e-3).all()
 
 
+def test_each_layer_has_the_budget_that_is_its_own():
+    """A layer keeps what it would if all had its budget, in arrays of that size."""
+    policy, sizes = EMS(chunk=4, budgets=(4, 12, 8)), (4, 12, 8)
+    config = changed(TARGET.config, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H)
+    bodies = tuple(policy.init(config, i, B, 64, jnp.float32) for i in range(3))
+    alone = [body_of(EMS(chunk=4, budget=size)) for size in sizes]
+    for i in range(4):
+        layers, folded = tuple(chunk_of(4) for _ in sizes), jnp.full((B,), 4 * i)
+        bodies = policy.fold(bodies, layers, folded)
+        for at, (size, layer) in enumerate(zip(sizes, layers, strict=True)):
+            alone[at] = EMS(chunk=4, budget=size).fold((alone[at],), (layer,), folded)[0]
+    assert [body.key.shape[2] for body in bodies] == list(sizes)
+    assert [body.score.shape[2] for body in bodies] == list(sizes)
+    for body, want in zip(bodies, alone, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, body, want)
+
+
+@pytest.mark.slow
+def test_budgets_of_layers_take_the_memory_that_they_say():
+    """And equal ones write the text of one budget; unequal ones another."""
+    assert written(EMS(4, 4, budgets=(8, 8, 8)), "none")[0] == written(EMS(4, 4, budget=8), "none")[0]
+    got, state = written(EMS(4, 4, budgets=(4, 8, 12)), "none")
+    assert got != plain(LONG)
+    assert [body.key.shape[2] for body in state.cache.bodies] == [4, 8, 12]
+
+
 def test_ems_keeps_what_queries_look_at():
     """Of equal keys but two, which all queries ask for, those two stay while others come and go."""
     policy = EMS(chunk=4, budget=4, threshold=1.0, pool=1)
@@ -265,6 +291,8 @@ def test_who_may_have_one():
         ("plain:cache=ems,steer=(guidance:scale=2)", "EMS is for plain caches of models .* not of a "),
         ("plain:cache=(ems:budget=65)", "ems needs a chunk of at least 1, a budget of some chunks"),
         ("plain:cache=(ems:pool=4)", "and an odd pool, got"),
+        ("plain:cache=(ems:budgets=64 33)", "ems needs a chunk of at least 1, a budget of some chunks"),
+        ("plain:cache=(ems:budgets=64 32)", "ems: budgets has 2 numbers, and 8 layers of the model keep older tokens"),
     ):
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, plan)

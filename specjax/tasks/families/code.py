@@ -80,6 +80,7 @@ class Code(Family):
     """A comprehension: which items it takes, what it makes of each, and what of all."""
 
     about = About("code", "a one-line Python function from a description", "-")
+    asks = "knowledge"
 
     def draw(self, rng, level):
         kind = "words" if rng.chance(0.35) else "numbers"

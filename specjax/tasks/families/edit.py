@@ -47,6 +47,7 @@ class Edit(Family):
     """A paragraph and an edit; at level 3 two edits, the second applied to the result of the first."""
 
     about = About("edit", "a paragraph, edited as told: long copies", "-")
+    asks = "copying"
 
     def draw(self, rng, level):
         low, high, edits = SIZES[level]

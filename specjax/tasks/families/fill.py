@@ -41,6 +41,7 @@ class Fill(Family):
     """A latin square, a sequence that its end decides, the mirror of what follows, or the events that a summary names."""
 
     about = About("fill", "latin squares, and gaps whose right side decides", "-")
+    asks = "copying"
 
     def draw(self, rng, level) -> tuple[str, Any]:
         kind = rng.choice(KINDS)

@@ -68,6 +68,7 @@ class Json(Family):
     """One record, or at level 3 two or three of a kind."""
 
     about = About("json", "a sentence to JSON under a stated schema", "-")
+    asks = "copying"
 
     def draw(self, rng, level):
         kind = rng.choice(tuple(FIELDS))

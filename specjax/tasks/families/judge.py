@@ -20,6 +20,7 @@ class Judge(Family):
 
     about = About("judge", "a worked solution: right, or where it goes wrong", "-")
     split_as = "math"
+    asks = "knowledge"
 
     def draw(self, rng, level) -> Content:
         return Math().draw(rng, level)

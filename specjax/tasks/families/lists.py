@@ -54,6 +54,7 @@ class Lists(Family):
     about = About(
         "lists", "copy, reverse, sort, dedupe, shuffle, insert, remove, replace", "ParallelBench, Kang et al. 2025"
     )
+    asks = "copying"
 
     def draw(self, rng, level):
         low, high = SIZES[level]

@@ -98,6 +98,7 @@ class Math(Family):
     """Problems about a number and what happens to it."""
 
     about = About("math", "arithmetic word problems with worked steps", "-")
+    asks = "knowledge"
 
     def draw(self, rng, level) -> Content:
         cap, (low, high) = CAPS[level], EVENTS[level]

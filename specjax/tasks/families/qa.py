@@ -67,6 +67,7 @@ class Qa(Family):
     """A question about one fact; at levels 2 and 3 about two facts, of two people or of somebody's boss or friend."""
 
     about = About("qa", "questions on facts in a context: the sentences, then the answer", "-")
+    asks = "copying"
 
     def draw(self, rng, level):
         person, other = rng.sample(NAMES, 2)

@@ -48,6 +48,7 @@ class Retrieve(Family):
     """Needles in a text about other things, or a table of only such sentences."""
 
     about = About("retrieve", "needles and keyed values from 256 to 2,048 tokens", "-")
+    asks = "copying"
 
     def draw(self, rng, level):
         kind, asked = rng.choice(tuple(ENTRIES)), SIZES[level][2]

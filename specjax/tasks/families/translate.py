@@ -38,6 +38,7 @@ class Translate(Family):
     """English to Velan, Velan to English, or a story."""
 
     about = About("translate", "into and out of an invented language, and stories in it", "-")
+    asks = "knowledge"
 
     def draw(self, rng, level):
         count = rng.integers(SIZES[level][0], SIZES[level][1] + 1)

@@ -1,4 +1,5 @@
-"""`specjax train evopress`: searches which sublayers to leave out, or how many bits each matrix gets (arXiv:2410.14649)."""
+"""`specjax train evopress`: searches which sublayers to leave out, how many bits each matrix gets, or how many tokens each
+layer's cache keeps (arXiv:2410.14649)."""
 
 import contextlib
 import dataclasses
@@ -14,7 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models, programs
+from specjax.assembly.line import extended, spelt
+from specjax.assembly.registry import make_old
 from specjax.models import DEFAULT_MODEL
+from specjax.models.caches import EMS
+from specjax.models.caches.base import kept_layers
 from specjax.models.drop_config import read_drops, write_drops
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.formats import BITS, matrices, matrix_name, read_format
@@ -25,9 +30,10 @@ from specjax.settings import settled
 from specjax.sharding import make_mesh
 from specjax.terminal import bad_input, flag, note
 from specjax.train import data, prompts
-from specjax.train.evopress.fitness import Divergence
+from specjax.train.evopress.budgets import CacheDivergence, conversations
+from specjax.train.evopress.fitness import Compress, Divergence
 from specjax.train.evopress.population import Candidate, Drops, Evolution, Generation, Levels, Stage, check_rounds, cuts
-from specjax.train.options import DROPS, EvopressOptions, length_of
+from specjax.train.options import CACHE, DROPS, EvopressOptions, length_of
 from specjax.train.task import check_encoder, check_plain
 
 
@@ -53,8 +59,10 @@ class Published:
 PUBLISHED = {
     DROPS: Published(0.25, 32, (2, 1), (2048, 32768)),
     "bits": Published(6.0, 128, (16, 4, 1), (2048, 16384, 131072)),
+    CACHE: Published(256, 32, (4, 1), (2048, 16384)),
 }
-"""By what is searched. The budget in bits is ours, halfway between int4 and int8; theirs are for codes of 2 to 4 bits."""
+"""By what is searched. The budget in bits is ours, halfway between int4 and int8; theirs are for codes of 2 to 4 bits. They
+search no caches: those settings are ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +130,13 @@ def _prepared(options: EvopressOptions) -> Search:
     """
     check_least(options, flag)
     prompts.check_sources(options)
-    for_other = ("levels", "group") if options.what == DROPS else ("legal",)
-    for name in for_other:
+    for name in {DROPS: ("levels", "group", "cache"), "bits": ("legal", "cache"), CACHE: ("legal", "group")}[
+        options.what
+    ]:
         if getattr(options, name) not in (None, ()):
             raise ValueError(f"{flag(name)} is not for a search of {options.what}")
+    if options.what == CACHE and options.fitness == "perplexity":
+        raise ValueError("--fitness perplexity is of texts, and a cache is searched by divergence: kl or sparse_kl")
     if options.top_k is not None and options.fitness != "sparse_kl":
         raise ValueError(f"--top-k is for --fitness sparse_kl, not for {options.fitness}")
     output = Path(options.output)
@@ -145,22 +156,25 @@ def _prepared(options: EvopressOptions) -> Search:
         raise ValueError(
             f"evopress compresses autoregressive models of this library's parts, and {target.name} is {kind}"
         )
-    made = _drops(options, target, how) if options.what == DROPS else _bits(options, target, how)
-    space, compress, about, write = made
+    space, measured, about, write = {DROPS: _drops, "bits": _bits, CACHE: _cache}[options.what](options, target, how)
     stages = tuple(map(Stage, how.survivors, how.tokens))
     check_rounds(space, how.offspring, stages, how.initial)
     folder = output.parent / f"{output.name}-training"
     rows = data.read_rows(prompts.written(options, target, folder), target, length_of(options), options.seed)
-    fitness = Divergence(
-        target.lm, target.params, compress, rows, options.fitness, options.top_k or 10, options.batch_size
-    )
+    fitness = measured(rows)
     evolution = Evolution(space, fitness.lengths, fitness, how.offspring, stages, how.initial)
     generations = space.generations if options.generations is None else options.generations
     return Search(evolution, generations, f"{target.name}, {about}", write)
 
 
-Made = tuple[Any, Callable[[Candidate], tuple[Any, Any]], str, Callable[[Candidate], None]]
-"""The space, the model of a candidate, what is searched in words, and what writes a candidate."""
+Made = tuple[Any, Callable[[data.Rows], Any], str, Callable[[Candidate], None]]
+"""The space, the fitness on a text, what is searched in words, and what writes a candidate."""
+
+
+def _divergence(options: EvopressOptions, target: Any, compress: Compress) -> Callable[[data.Rows], Divergence]:
+    return lambda rows: Divergence(
+        target.lm, target.params, compress, rows, options.fitness, options.top_k or 10, options.batch_size
+    )
 
 
 def _drops(options: EvopressOptions, target: Any, how: Published) -> Made:
@@ -187,7 +201,7 @@ def _drops(options: EvopressOptions, target: Any, how: Published) -> Made:
 
     about = f"{space.count} of {len(layers)} attentions and {space.count} feed-forwards are left out"
     write = lambda candidate: write_drops(options.output, [(bool(a), bool(b)) for a, b in zip(*candidate, strict=True)])
-    return space, compress, about, write
+    return space, _divergence(options, target, compress), about, write
 
 
 def _bits(options: EvopressOptions, target: Any, how: Published) -> Made:
@@ -225,7 +239,33 @@ def _bits(options: EvopressOptions, target: Any, how: Published) -> Made:
         replace(options.output, ["".join(lines).encode()])
 
     about = f"{how.budget:g} bits for each of {sum(map(sum, sizes))} numbers of {len(at)} matrices"
-    return space, compress, about, write
+    return space, _divergence(options, target, compress), about, write
+
+
+def _cache(options: EvopressOptions, target: Any, how: Published) -> Made:
+    policy = make_old(options.cache or "ems")
+    if not isinstance(policy, EMS):
+        raise ValueError(f"--cache {options.cache!r} has no budget for each layer: choose ems")
+    budget, count = how.budget, len(kept_layers(target.lm.config))
+    levels = tuple(sorted({*(options.levels or (int(budget / 2), int(budget), int(budget * 1.5)))}))
+    space = Levels(levels, ((1,) * count,), budget, mutations=options.mutations)
+    policies = tuple(dataclasses.replace(policy, budget=level, budgets=()) for level in levels)
+    dataclasses.replace(target.lm, old=policies[0])  # says what such a cache cannot be of
+    top = (options.top_k or 10) if options.fitness == "sparse_kl" else None
+
+    def measured(rows: data.Rows) -> CacheDivergence:
+        texts = conversations(rows, policy.recent + levels[0] + policy.chunk + 1)
+        return CacheDivergence(target.lm, target.params, policies, levels, texts, top, options.batch_size)
+
+    def write(candidate: Candidate) -> None:
+        file = Path(options.output)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_name(f".{file.name}.new")
+        fresh.write_text(f"{extended(options.cache or 'ems', f'budgets={spelt(candidate[0])}')}\n")
+        fresh.replace(file)
+
+    about = f"{budget:g} older tokens for each of {count} layers"
+    return space, measured, about, write
 
 
 def _rounded(form: Any, params: Any) -> Any:
@@ -264,6 +304,8 @@ def grouped(sizes: dict[str, int], rule: str) -> list[list[str]]:
 
 
 def _use(options: EvopressOptions) -> str:
+    if options.what == CACHE:
+        return f'--decode "plain:cache=($(cat {options.output}))"'
     return f"--drafter swift:layers={options.output}" if options.what == DROPS else f"--weights {options.output}"
 
 

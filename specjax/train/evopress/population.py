@@ -336,7 +336,7 @@ def check_rounds(space: Space, offspring: int, stages: Sequence[Stage], initial:
             f"a round of selection keeps at most what it is given, and at least one: {' to '.join(map(str, kept))} does not"
         )
     if kept[-1] > 1 and not isinstance(space, Drops):
-        raise ValueError(f"a search for bits has one parent, so its last round keeps 1, not {kept[-1]}")
+        raise ValueError(f"a search of levels has one parent, so its last round keeps 1, not {kept[-1]}")
     if (least := min(_tokens(space, stages, initial))) < 2:
         raise ValueError(f"a round reads at least 2 tokens, not {least}")
     if space.start is None and initial[0] < kept[-1]:

@@ -110,6 +110,7 @@ def test_the_command_line_and_lines_of_a_job(folder, tmp_path, capsys):
         {"prompt": MASK},
         {"prompt": TEXT, "suffix": "x"},
         {"prompt": "[ hen"},
+        {"prompt": [-1, 7, 5]},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["generate", "--model", folder, "--decode", "assd:drafter=context_ngram", "--max-new-tokens"]
@@ -121,6 +122,7 @@ def test_the_command_line_and_lines_of_a_job(folder, tmp_path, capsys):
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["new_tokens"] for one in found[:2]] == [3, 1] and found[0]["prompt"] == TEXT
     assert "one gap" in found[2]["error"] and "leave suffix out" in found[3]["error"] and found[4]["new_tokens"]
+    assert found[5]["new_tokens"] == 1 == len(found[5]["tokens"])  # what begins with a gap
     capsys.readouterr()
     assert cli.main([*words, "4", "[ hen"]) == 0
     assert "tokens per pass" in capsys.readouterr().err
@@ -163,7 +165,7 @@ def test_ways_that_do_not_suit_are_one_line(model):
     with pytest.raises(ValueError, match="leave logprobs out"):
         Engine(model, logprobs=True)
     with pytest.raises(ValueError, match="leave the mesh out"):
-        AnyOrder().bind(model, mesh=specjax.sharding.make_mesh("data=1") or object())
+        AnyOrder().bind(model, mesh=object())
     with pytest.raises(ValueError, match="is an autoregressive model, and assd needs"):
         AnyOrder().bind(models.load("tiny"))
     with pytest.raises(ValueError, match="is a diffusion model, and assd needs"):
@@ -175,3 +177,8 @@ def test_ways_that_do_not_suit_are_one_line(model):
 def test_it_does_not_draft_as_a_diffusion_model(folder):
     with pytest.raises(ValueError, match="diffuspec drafts with a diffusion model; .* is an any-subset model"):
         Engine("tiny", drafter=f"diffuspec:model={folder}")
+
+
+def test_no_plan_is_made_for_it(folder, capsys):
+    assert cli.main(["plan", "--model", folder, "--topology", "h100:1"]) == 2
+    assert "is an any-subset model, for which there is no plan" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from specjax.assembly import registry
 from specjax.assembly.registry import Entry
 from specjax.bench.spec import TASKS, overview
 from specjax.constrain.kinds import DISTRIBUTIONS, KINDS
-from specjax.diffusion import Assd
+from specjax.diffusion import Assd, ContextNgram
 from specjax.models import LlamaLM, abstract, hf_config, tensors
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
@@ -370,7 +370,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (registry.UNMASKS, "diffusion", "masked"),
     (registry.SAMPLERS, "diffusion", "renoising"),
     (registry.CACHES, "diffusion", "caching"),
-    ({about.name: about for about in abouts(Assd)}, "diffusion", "any_subset"),
+    ({about.name: about for kind in (Assd, ContextNgram) for about in abouts(kind)}, "diffusion", "any_subset"),
 )
 """Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
 _APART = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specjax.models.llama import LlamaLM
     from specjax.models.loading import abstract, load
     from specjax.models.mapped import Mapped, of_library
-    from specjax.models.masked import Canvas, Masked
+    from specjax.models.masked import Canvas, Gaps, Masked
     from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
     from specjax.models.mlp import MLPConfig
     from specjax.models.model import Model, cached, quantised, reduced, resolve_dtype, retyped
@@ -40,6 +40,7 @@ _HOME = {
     "DiffusionGemmaLM": "diffusion_gemma",
     "ExpertsConfig": "experts",
     "FunctionLM": "from_function",
+    "Gaps": "masked",
     "ModelError": "errors",
     "Model": "model",
     "abstract": "loading",
@@ -85,6 +86,7 @@ __all__ = [
     "EmbeddingConfig",
     "ExpertsConfig",
     "FunctionLM",
+    "Gaps",
     "HeadConfig",
     "LatentAttentionConfig",
     "LayerConfig",

@@ -1,4 +1,5 @@
-"""Classifier-free guidance of text (Sanchez et al. 2023, arXiv:2306.17806), as in `transformers`."""
+"""Classifier-free guidance of text (Sanchez et al. 2023, arXiv:2306.17806), as in `transformers`, and by another model
+(Kornblith et al. 2023, arXiv:2307.16686)."""
 
 import dataclasses
 import math
@@ -12,6 +13,9 @@ from specjax.models.paired import Paired, PairedCache
 
 Array = jax.Array
 PyTree = Any
+
+LEAST = -1e4
+"""The log-probability that a guide's impossible token counts with, so that scores stay finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +44,10 @@ class Guided(Paired):
     def __post_init__(self):
         if not math.isfinite(self.scale):
             raise ValueError(f"guidance_scale must be a finite number, got {self.scale!r}")
-        if encodes(self.lm):
+        if encodes(self.other_lm):
             raise ValueError(
-                "guidance leaves out the prompt, and this model's encoder reads it: decode without guidance"
+                "guidance leaves out the prompt, and this model's encoder reads it: decode without guidance, or by another "
+                "model without an encoder"
             )
 
     def blended(self, own, other):
@@ -66,11 +71,12 @@ class Guided(Paired):
         rows = lengths.shape[0]
         tokens = jnp.asarray(self.negative[:-1], jnp.int32)[None]
         block = Block(tokens, jnp.arange(count, dtype=jnp.int32)[None], jnp.zeros((1,), jnp.int32))
-        empty = self.lm.init_cache(1, count, jax.tree.leaves(cache.own)[0].dtype)
-        delta = self.lm(params, block, empty, wants=Wants()).delta
+        lm, weights = self.other(params)
+        empty = lm.init_cache(1, count, jax.tree.leaves(cache.other)[0].dtype)
+        delta = lm(weights, block, empty, wants=Wants()).delta
         delta = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), delta)
         first, counts = jnp.zeros((rows,), jnp.int32), jnp.full((rows,), count, jnp.int32)
-        other = self.lm.commit(cache.other, delta, None, first, counts)
+        other = lm.commit(cache.other, delta, None, first, counts)
         return dataclasses.replace(cache, other=other)
 
     def elsewhere(self, block: Block, cache: PairedCache | None) -> Block:
@@ -84,3 +90,55 @@ class Guided(Paired):
         positions = jnp.maximum(block.positions - shift[:, None], 0)
         length = jnp.clip(block.length - shift, 0, None)
         return dataclasses.replace(block, tokens=tokens, positions=positions, length=length, split=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class GuidedBy(Guided):
+    """A model guided away from what another one says of the new text, without the prompt.
+
+    The distribution is proportional to `own ** scale / other ** away`, and no token is cut. The other model reads the
+    text that `Guided` describes, and has the same vocabulary. It has no encoder; the model may have one, whose source
+    is then the condition, such as the picture of a caption. Parameters are {`lm`, `guide`}.
+
+    Attributes:
+      guide: the other model.
+      away: the other model's weight; None: `scale - 1`, as in `Guided`.
+
+    Raises:
+      ValueError: see `Guided`; without another model, for a weight that is negative or not finite, or if the
+        vocabularies differ in size.
+    """
+
+    guide: Any = None
+    away: float | None = None
+
+    def __post_init__(self):
+        if self.guide is None:
+            raise ValueError("guidance by another model needs that model: give guide")
+        super().__post_init__()
+        if self.away is not None and not (self.away >= 0 and math.isfinite(self.away)):
+            raise ValueError(f"away of guidance must be a finite number >= 0, got {self.away!r}")
+        if self.guide.vocab_size != self.lm.vocab_size:
+            sizes = f"{self.guide.vocab_size} tokens and the model {self.lm.vocab_size}"
+            raise ValueError(f"the guide has {sizes}: take one of the same vocabulary")
+
+    def blended(self, own, other):
+        away = self.scale - 1 if self.away is None else self.away
+        return jnp.where(own == -jnp.inf, -jnp.inf, self.scale * own - away * jnp.maximum(other, LEAST))
+
+    def other(self, params):
+        return self.guide, params["guide"]
+
+    def own(self, params):
+        return params["lm"]
+
+    @property
+    def other_lm(self):
+        return self.guide
+
+    def encode(self, params, cache, source):
+        """See `specjax.lm.LM.encode`: the model alone reads the source."""
+        return dataclasses.replace(cache, own=self.lm.encode(self.own(params), cache.own, source))
+
+    def axes(self, params):
+        return {"lm": self.lm.axes(params["lm"]), "guide": self.guide.axes(params["guide"])}

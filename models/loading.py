@@ -23,6 +23,7 @@ from specjax.models import (
     orbax_folder,
     tokenizer,
     weights,
+    xlnet,
 )
 from specjax.models import masked as masked_config
 from specjax.models.attention import AttentionConfig
@@ -56,6 +57,7 @@ from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import read_folder, unread
+from specjax.models.xlnet import XlnetLM
 from specjax.names import named
 from specjax.sharding import make_mesh, rules
 
@@ -319,10 +321,12 @@ def naming_of(model: Model) -> tuple[weights.Names, weights.Layout]:
     return (str, weights.hf_name) if model.path is None else _naming(model.lm, _said(model.path)[0])
 
 
-def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:
+def _naming(lm: LlamaLM | DiffusionGemmaLM | XlnetLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:
     """The names that a folder gives to the parameters of its model."""
     if isinstance(lm, DiffusionGemmaLM):
         return str, gemma_names.hf_name
+    if isinstance(lm, XlnetLM):
+        return str, xlnet.hf_name
     kind = masked_config.kind_of(raw)
     if kind is not None:
         return masked_config.NAMES.get(kind, str), weights.hf_name
@@ -336,12 +340,14 @@ def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[
 
 
 def _sources(
-    lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, title: str, dtype: Any, share: Any
+    lm: LlamaLM | DiffusionGemmaLM | XlnetLM, raw: dict[str, Any], folder: Path, title: str, dtype: Any, share: Any
 ) -> Any:
     """Where every parameter is stored in a Hugging Face folder."""
     shapes, layout = lm.abstract(dtype), _naming(lm, raw)[1]
     if isinstance(lm, DiffusionGemmaLM):
         return weights.match(gemma_names.text_tensors(read_folder(folder), share), shapes, False, str, layout)
+    if isinstance(lm, XlnetLM):
+        return weights.match(xlnet.read_tensors(lm, read_folder(folder)), shapes, False, str, layout)
     tensors, names, scales = _stored(lm, raw, folder)
     if scales:
         _LOG.warning("%s: %d scales of a quantised cache, such as %s, are not used", title, len(scales), scales[0])
@@ -364,6 +370,8 @@ def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, A
 def _with_own_head(lm: Any, raw: dict[str, Any], folder: Path, title: str) -> Any:
     """The model, untied if its folder holds a head that differs from the table, even if `tie_word_embeddings` is set.
     Transformers does the same. Every host compares both tensors in full, since all hosts must agree."""
+    if isinstance(lm, XlnetLM):
+        return xlnet.with_own_head(lm, read_folder(folder))
     if not isinstance(lm, LlamaLM) or not lm.config.head.tied or orbax_folder.is_one(folder):
         return lm
     tensors, names, _ = _stored(lm, raw, folder)
@@ -477,7 +485,7 @@ def _placed(lm: Any, params: Any, mesh: jax.sharding.Mesh | None) -> Any:
 
 def architecture(
     raw: dict[str, Any], file: Path, own_mask: Callable[[], int | None] = lambda: 0
-) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
+) -> tuple[LlamaLM | DiffusionGemmaLM | XlnetLM, masked_config.Masked | None]:
     """The model of a parsed `config.json`, and how it is used for diffusion.
 
     Args:
@@ -500,6 +508,8 @@ def _described(raw, file, own_mask):
     if gemma_config.describes(raw):
         shape, canvas = gemma_config.from_hf(raw, generation.read(file.parent))
         return DiffusionGemmaLM(shape), canvas
+    if xlnet.describes(raw):
+        return XlnetLM(xlnet.config_of(raw)), xlnet.gaps_of(raw, own_mask)
     masked = masked_config.kind_of(raw) is not None
     config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
     if diffusion is not None:

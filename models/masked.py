@@ -83,6 +83,15 @@ class Canvas(Masked):
     sampling: tuple[tuple[str, float], ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Gaps(Masked):
+    """Settings of an any-subset model (`specjax.models.xlnet`), which fills in gaps of a text.
+
+    No position reads a mask. `mask_id` is the token that stands for an open position in a prompt and is never written;
+    -1: there is none.
+    """
+
+
 ARCHITECTURES = {
     "LLaDAModelLM": "llada", "LLaDAMoEModelLM": "lladamoe", "LLaDA2MoeModelLM": "llada2_moe",
     "DreamModel": "Dream", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe",

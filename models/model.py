@@ -36,7 +36,8 @@ class Model:
       name: the name given to `load`, or the folder's name.
       path: the folder that was read.
       dtype: the type of the parameters.
-      masked: its settings for diffusion, a `Canvas` if it has no mask token; None for an autoregressive model.
+      masked: its settings for diffusion, a `Canvas` if it has no mask token, `Gaps` for an any-subset model; None for an
+        autoregressive model.
       longest: how many positions it was made for; None: as `lm.config` says, or unbounded.
       adapter: the folders of the LoRA adapters merged into its parameters, in their order.
       weights: the format of matrices kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
@@ -99,6 +100,18 @@ class Model:
     def canvas(self) -> masked_config.Canvas | None:
         """Its settings for diffusion if it has canvases of random tokens and no mask; otherwise None."""
         return self.masked if isinstance(self.masked, masked_config.Canvas) else None
+
+    @property
+    def any_subset(self) -> bool:
+        """Whether it gives the distribution of every position given any others (`specjax.diffusion.AnySubset`)."""
+        return isinstance(self.masked, masked_config.Gaps)
+
+    @property
+    def kind(self) -> str:
+        """What an error calls it."""
+        if self.masked is None:
+            return "an autoregressive model"
+        return "an any-subset model" if self.any_subset else "a diffusion model"
 
 
 def resolve_dtype(dtype: Any = None) -> Any:

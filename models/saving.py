@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from specjax.models import gemma_config, gemma_names, hf_config, keeping, orbax_folder, weights
+from specjax.models import gemma_config, gemma_names, hf_config, keeping, orbax_folder, weights, xlnet
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -24,6 +24,7 @@ from specjax.models.llama import LlamaLM
 from specjax.models.model import resolve_dtype
 from specjax.models.packed import dfloat11_writing
 from specjax.models.packed_matrix import Packed
+from specjax.models.xlnet import XlnetLM
 from specjax.names import named
 
 LAYOUTS = ("safetensors", "orbax", "dfloat11")
@@ -32,7 +33,7 @@ LAYOUTS = ("safetensors", "orbax", "dfloat11")
 @named
 def save(
     folder: str | os.PathLike[str],
-    lm: LlamaLM | DiffusionGemmaLM,
+    lm: LlamaLM | DiffusionGemmaLM | XlnetLM,
     params: Any,
     dtype: Any = None,
     tokenizer: Any = None,
@@ -55,9 +56,9 @@ def save(
       dtype: the type to write; None keeps each parameter's own.
       tokenizer: a transformers tokenizer, or None.
       eos_ids: end-of-sequence ids for both config files.
-      diffusion: the settings of masked diffusion; DiffusionGemma has a `Canvas`. With `shift`, the layout is Fast-dLLM
-        v2's (`block`) or Dream's. Otherwise it is the first of SDAR's (`block`), LLaDA's and A2D's that can express the
-        model (q and k norms, biases, rope).
+      diffusion: the settings of masked diffusion; DiffusionGemma has a `Canvas`, XLNet `Gaps`. With `shift`, the layout is
+        Fast-dLLM v2's (`block`) or Dream's. Otherwise it is the first of SDAR's (`block`), LLaDA's and A2D's that can
+        express the model (q and k norms, biases, rope).
       layout: `safetensors`: one file with Hugging Face's names, written by one process. `orbax`: a checkpoint to which
         every process writes its part. `dfloat11`: a file like `safetensors` with coded exponents, packed as a whole on
         the host, for a model in bfloat16 other than DiffusionGemma.
@@ -138,6 +139,10 @@ def _described(lm, diffusion):
         if not isinstance(diffusion, masked_config.Canvas):
             raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")
         return *gemma_config.to_hf(lm.config, diffusion), str, gemma_names.hf_name
+    if isinstance(lm, XlnetLM):
+        if not isinstance(diffusion, masked_config.Gaps):
+            raise ModelError("an any-subset model is saved with its gaps: diffusion=Gaps(mask_id, False)")
+        return xlnet.to_hf(lm.config, diffusion), {}, str, xlnet.hf_name
     if isinstance(diffusion, masked_config.Canvas):
         raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
     if diffusion is None:

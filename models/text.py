@@ -68,6 +68,24 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
     return tuple(ids)
 
 
+def gapped(model: Any, prompt: str | Sequence[Any], chat: Chat | None = None) -> tuple[int, ...]:
+    """The token ids of a text with gaps: -1 where a text has the model's mask token, or a list of ids has -1.
+
+    Args:
+      model: an any-subset model.
+      prompt: see `encoded`.
+      chat: see `encoded`.
+
+    Raises:
+      ValueError: on an empty prompt, or one that the tokenizer cannot read.
+    """
+    prompt, mask = one(prompt), model.masked.mask_id
+    opened = {i for i, token in enumerate(prompt) if token == -1} if isinstance(prompt, (list, tuple)) else set()
+    known = [0 if i in opened else token for i, token in enumerate(prompt)] if opened else prompt
+    ids = _ids(model, known, "prompt", chat, model.lm.vocab_size)
+    return tuple(-1 if i in opened or token == mask else token for i, token in enumerate(ids))
+
+
 def _ids(model: Any, prompt: Any, what: str, chat: Chat | None, vocab: int) -> list[int]:
     """A prompt's ids, of a vocabulary of so many tokens; see `encoded`."""
     prompt = one(prompt)

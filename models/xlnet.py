@@ -9,20 +9,18 @@ width, `N` heads, `H` a head's width, `V` the vocabulary.
 
 import dataclasses
 import math
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import byte_ranges
+from specjax.models.byte_ranges import equal
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_depth, check_fixed, is_id, is_size, positive, shown
-from specjax.models.json_file import read_json
-from specjax.models.tensors import Tensor, read_folder
-from specjax.models.weights import listed
+from specjax.models.masked import Gaps
+from specjax.models.tensors import Tensor
 
 Array = jax.Array
 PyTree = Any
@@ -35,6 +33,9 @@ _OTHERS = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidde
 _FIXED = {"attn_type": ("bi",), "bi_data": (False,), "ff_activation": ("gelu",)}
 _SEGMENTS = ("r_s_bias", "seg_embed")
 """Tensors for two texts in one input. They are not read, since there is only one text."""
+_HEAD, _TABLE = "lm_loss.weight", "transformer.word_embedding.weight"
+_SPREAD = 0.02
+"""The standard deviation of new weights, `initializer_range` of transformers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class XlnetConfig:
 
     Attributes:
       clamp_len: the bound at which distances are cut; 0: none.
+      tied: whether the head is the table of embeddings.
     """
 
     vocab_size: int
@@ -53,6 +55,12 @@ class XlnetConfig:
     d_head: int
     layer_norm_eps: float = 1e-12
     clamp_len: int = 0
+    tied: bool = True
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions are distances, so there is no bound."""
+        return 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +78,12 @@ class XlnetLM:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def num_layers(self) -> int:
+        return self.config.n_layer
+
     def shapes(self) -> dict[str, Any]:
-        """The parameters' shapes, under the names that `__call__` uses."""
+        """The parameters' shapes, under the names that a pass uses."""
         c = self.config
         heads = (c.d_model, c.n_head, c.d_head)
         norm = {"weight": (c.d_model,), "bias": (c.d_model,)}
@@ -84,11 +96,41 @@ class XlnetLM:
             "ff_norm": norm,
         }
         table = (c.vocab_size, c.d_model)
-        own = {"embed": table, "query": (1, 1, c.d_model), "head": {"weight": table, "bias": table[:1]}}
-        return own | {"layers": [layer] * c.n_layer}
+        head = {"bias": table[:1]} if c.tied else {"weight": table, "bias": table[:1]}
+        own = {"embed": table, "query": (1, 1, c.d_model), "head": head}
+        return own | {"layers": dict.fromkeys(range(c.n_layer), layer)}
+
+    def abstract(self, dtype: Any = jnp.float32) -> PyTree:
+        """The parameters' shapes and types."""
+        return _over(lambda path, shape: jax.ShapeDtypeStruct(shape, dtype), self.shapes())
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> PyTree:
+        """New parameters, as `transformers` draws them."""
+        count = iter(range(len(jax.tree.leaves(self.abstract()))))
+
+        def drawn(path, shape):
+            own = jax.random.fold_in(key, next(count))
+            module, name = path[-2] if len(path) > 1 else "", path[-1]
+            if name in ("weight", "bias") and (name == "bias" or module in ("norm", "ff_norm")):
+                return jnp.full(shape, float(name == "weight"), dtype)
+            return (_SPREAD * jax.random.normal(own, shape)).astype(dtype)
+
+        return _over(drawn, self.shapes())
+
+    def axes(self, params: PyTree) -> PyTree:
+        """Logical axis names of every parameter; none is split."""
+        return jax.tree.map(lambda x: (None,) * len(x.shape), params)
+
+    def axis_counts(self) -> dict[str, int]:
+        """See `specjax.sharding.rules.shardings`; there are no heads to keep whole."""
+        return {}
 
     def __call__(self, params: PyTree, tokens: Array, sees: Array, at: Array) -> Array:
         """Logits `[B, K, V]` in float32; see `AnySubset`."""
+        return self.unembed(params, self.read(params, tokens, sees, at))
+
+    def read(self, params: PyTree, tokens: Array, sees: Array, at: Array) -> Array:
+        """The query stream `[B, K, E]` after all layers; see `AnySubset`."""
         size = tokens.shape[1]
         content = params["embed"].at[tokens].get(mode="clip")
         query = jnp.broadcast_to(params["query"], (*at.shape, self.config.d_model)).astype(content.dtype)
@@ -96,14 +138,20 @@ class XlnetLM:
         itself = sees | jnp.eye(size, dtype=bool)[None]
         asked = jnp.take_along_axis(sees, at[:, :, None], axis=1)
         waves = self._waves(size).astype(content.dtype)
-        for i, layer in enumerate(params["layers"]):
+        for i in range(self.config.n_layer):
+            layer = params["layers"][i]
             with jax.named_scope(f"layer_{i}"):
                 query, before = self._layer(layer, query, content, at, asked, waves), content
                 if i + 1 < self.config.n_layer:  # nothing reads the last layer's content
                     content = self._layer(layer, before, before, places, itself, waves)
+        return query
+
+    def unembed(self, params: PyTree, h: Array) -> Array:
+        """Logits `[..., V]` in float32 of vectors `[..., E]`."""
         with jax.named_scope("head"):
-            logits = jnp.einsum("bke,ve->bkv", query, params["head"]["weight"], preferred_element_type=jnp.float32)
-            return logits + params["head"]["bias"].astype(jnp.float32)[None, None]
+            table = params["embed"] if self.config.tied else params["head"]["weight"]
+            logits = jnp.einsum("...e,ve->...v", h, table, preferred_element_type=jnp.float32)
+            return logits + params["head"]["bias"].astype(jnp.float32).reshape((1,) * (h.ndim - 1) + (-1,))
 
     def _layer(self, own, h, content, at, sees, waves):
         """One stream `[B, Q, E]` at the positions `at` `[B, Q]`, over the content that they see `[B, Q, L]`."""
@@ -135,17 +183,9 @@ class XlnetLM:
         return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), jnp.float32)
 
 
-def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> tuple[XlnetLM, PyTree]:
-    """Reads a Hugging Face folder of `XLNetLMHeadModel`; the model and its parameters.
-
-    Raises:
-      ModelError: if it is not one, the folder is incomplete, or weights and `config.json` disagree.
-    """
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; give a folder of an XLNetLMHeadModel")
-    lm = XlnetLM(config_of(read_json(folder / "config.json")))
-    return lm, byte_ranges.read(_sources(lm, read_folder(folder), jnp.dtype(dtype)), dtype)
+def describes(raw: dict[str, Any]) -> bool:
+    """Whether a parsed `config.json` is of an XLNet model."""
+    return raw.get("model_type") == "xlnet"
 
 
 def config_of(raw: dict[str, Any]) -> XlnetConfig:
@@ -169,33 +209,51 @@ def config_of(raw: dict[str, Any]) -> XlnetConfig:
     if clamp != -1 and not is_id(clamp):
         raise ModelError(f"config.json: clamp_len must be an integer of at least -1, not {shown(clamp)}")
     eps = positive("layer_norm_eps", fields.get("layer_norm_eps", 1e-12))
-    return XlnetConfig(**{name: fields[name] for name in _SIZES}, layer_norm_eps=eps, clamp_len=max(clamp, 0))
+    tied = fields.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise ModelError(f"config.json: tie_word_embeddings must be true or false, not {shown(tied)}")
+    sizes = {name: fields[name] for name in _SIZES}
+    return XlnetConfig(**sizes, layer_norm_eps=eps, clamp_len=max(clamp, 0), tied=tied)
 
 
-def _sources(lm: XlnetLM, tensors: dict[str, Tensor], dtype: Any) -> PyTree:
-    """Where every parameter is stored; the head is the table if the folder stores only one."""
-    tied = "lm_loss.weight" not in tensors
-    problems, used = [], set()
+def gaps_of(raw: dict[str, Any], own_mask: Callable[[], int | None]) -> Gaps:
+    """How open positions are written in its prompts: by the token that `config.json` or the tokenizer calls the mask.
 
-    def source(path, shape):
-        name = _stored_as(tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path))
-        name = "transformer.word_embedding.weight" if tied and name == "lm_loss.weight" else name
-        used.add(name)
-        if name not in tensors:
-            problems.append(f"missing {name} {list(shape)}")
-        elif tensors[name].shape != shape:
-            problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
-        else:
-            return byte_ranges.Source(tensors[name], False, dtype)
-        return None
+    Raises:
+      ModelError: for a mask outside the vocabulary.
+    """
+    mask = raw.get("mask_token_id")
+    mask = own_mask() if mask is None else mask
+    if mask is not None and not (is_id(mask) and mask < config_of(raw).vocab_size):
+        raise ModelError(f"config.json: mask_token_id must be a token of the vocabulary, not {shown(mask)}")
+    return Gaps(-1 if mask is None else mask, False)
 
-    is_shape = lambda node: isinstance(node, tuple)
-    sources = jax.tree_util.tree_map_with_path(source, lm.shapes(), is_leaf=is_shape)
-    spare = [name for name in tensors if name not in used and name.rpartition(".")[2] not in _SEGMENTS]
-    problems += [f"unused {name} {list(tensors[name].shape)}" for name in spare]
-    if problems:
-        raise ModelError(f"the weights do not fit config.json: {listed(problems)}")
-    return sources
+
+def to_hf(config: XlnetConfig, gaps: Gaps) -> dict[str, Any]:
+    """The `config.json` of a model; `transformers` reads it too."""
+    sizes = {name: getattr(config, name) for name in _SIZES}
+    fixed = {name: allowed[0] for name, allowed in _FIXED.items()}
+    own = {"architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", "untie_r": True}
+    more = {"layer_norm_eps": config.layer_norm_eps, "clamp_len": config.clamp_len or -1}
+    mask = {} if gaps.mask_id < 0 else {"mask_token_id": gaps.mask_id}
+    return own | sizes | fixed | more | {"tie_word_embeddings": config.tied} | mask
+
+
+def with_own_head(lm: XlnetLM, tensors: dict[str, Tensor]) -> XlnetLM:
+    """The model, untied if its folder stores a head that differs from the table, and tied if it stores none."""
+    same = _HEAD not in tensors or (_TABLE in tensors and equal(tensors[_HEAD], tensors[_TABLE]))
+    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, tied=same))
+
+
+def read_tensors(lm: XlnetLM, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a pass reads: without the segments', and without the second copy of a tied table."""
+    twice = (_HEAD,) if lm.config.tied else ()
+    return {name: x for name, x in tensors.items() if name not in twice and name.rpartition(".")[2] not in _SEGMENTS}
+
+
+def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
+    """The Hugging Face name of a parameter, and whether it is stored transposed, which none is."""
+    return _stored_as(tuple(getattr(key, "key", key) for key in path)), False
 
 
 def _stored_as(path: tuple[Any, ...]) -> str:
@@ -210,3 +268,10 @@ def _stored_as(path: tuple[Any, ...]) -> str:
     parts = {"norm": "rel_attn.layer_norm", "up": "ff.layer_1", "down": "ff.layer_2", "ff_norm": "ff.layer_norm"}
     own = parts.get(path[2], f"rel_attn.{path[2]}")
     return ".".join((f"transformer.layer.{path[1]}", own, *path[3:]))
+
+
+def _over(make: Callable[[tuple[Any, ...], tuple[int, ...]], Any], shapes: PyTree) -> PyTree:
+    """A tree like `shapes`, made from every path and shape."""
+    keys = lambda path: tuple(key.key for key in path)
+    is_shape = lambda node: isinstance(node, tuple)
+    return jax.tree_util.tree_map_with_path(lambda path, shape: make(keys(path), shape), shapes, is_leaf=is_shape)

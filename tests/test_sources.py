@@ -36,7 +36,8 @@ from specjax.draft.prompt_lookup import lookup
 from specjax.lm import Source
 from specjax.models import Model
 from specjax.models.contrastive import Contrastive
-from specjax.models.guided import Guided
+from specjax.models.guided import Guided, GuidedBy
+from specjax.models.tabular import TabularLM
 from specjax.models.token_ids import several
 from specjax.prompts import Prompts
 from specjax.search.entropy_adaptive import EntropyAdaptiveDecoder
@@ -203,6 +204,22 @@ def test_two_models_that_both_read_the_source(plain):
     assert texts(run(specjax.speculative(contrasted, LOOKUP), prompts([0]), params))[0] == plain[0]
 
 
+@pytest.mark.slow
+def test_a_guide_without_an_encoder_reads_the_text_alone():
+    """As of a caption: what the text itself makes likely counts less, and the source is the condition; by a loop."""
+    guide = TabularLM(LM.vocab_size)
+    table = jax.device_get(guide.init(jax.random.key(1))["table"])
+    want = [START]
+    while len(want) <= NEW and want[-1] != EOS:
+        own = jax.nn.log_softmax(logits_after(SOURCES[0], want[-1], len(want) - 1))
+        want.append(int(np.argmax(2 * own - jax.nn.log_softmax(table[want[-1]]))))
+    params = {"target": {"lm": PARAMS, "guide": {"table": jnp.asarray(table)}}, "draft": None}
+    for drafter in (None, LOOKUP):
+        found = run(specjax.speculative(GuidedBy(LM, 2.0, guide=guide), drafter), prompts([0]), params)
+        assert texts(found)[0] == want
+    assert want != [START, *greedy(SOURCES[0])]
+
+
 def test_prompts_of_a_user_are_sources():
     """Records keep them; log-probabilities and scores of texts agree; features say the same as their tokens."""
     records = specjax.generate(model(), SOURCES[:3], drafter="prompt_lookup:length=3,min_ngram=1", max_new_tokens=NEW)
@@ -305,6 +322,7 @@ def test_what_models_with_an_encoder_refuse():
         "the draft model has an encoder and the target has none": lambda: ModelDrafter(LM).bind(Table(24)),
         "the target has an encoder and the diffusion model has none": lambda: DiffusionDrafter(Table(24), 0).bind(LM),
         "guidance leaves out the prompt": lambda: Guided(LM, 1.5),
+        "guidance leaves out the prompt, and this": lambda: GuidedBy(LM, 1.5, guide=LM),
         "the target has an encoder and the amateur has none": lambda: Contrastive(LM, Table(24)),
         "share no prefix": lambda: specjax.speculative(LM).read_prefix(params_of("none"), None, jnp.zeros(3, jnp.int32)),
         "nothing says how its texts begin": lambda: Engine(Model(LM, PARAMS)),

@@ -304,6 +304,8 @@ def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     draft = companion(stored.found(target), target, mesh)
     if draft.masked is None:
         raise ValueError(f"{stored.name} drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
+    if draft.any_subset:
+        raise ValueError(f"{stored.name} drafts with a diffusion model; {draft.name!r} is {draft.kind}")
     how = draft.masked
     if how.block:
         raise ValueError(f"{stored.name} reads the whole text, but a block of {draft.name!r} does not see later blocks")
@@ -327,7 +329,7 @@ def _diffusion_and_trigrams(stored: Stored, target: Any, mesh: Any) -> tuple[Any
 def _guide(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     guide = companion(stored.found(target), target, mesh)
     if guide.masked is not None:
-        raise ValueError(f"the guide {guide.name!r} is a diffusion model: pick an autoregressive one")
+        raise ValueError(f"the guide {guide.name!r} is {guide.kind}: pick an autoregressive one")
     policy = stored.kind(guide.lm, **stored.fields)
     if guide.lm.vocab_size == target.lm.vocab_size:
         check_vocabulary(guide, target, besides=target.masked.mask_id)

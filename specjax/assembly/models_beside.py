@@ -83,7 +83,7 @@ def draft_model(name: str, target: Any, mesh: Any, wanted: str = "an autoregress
 
     draft = companion(name, target, mesh)
     if draft.masked is not None:
-        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick {wanted}")
+        raise ValueError(f"the draft model {draft.name!r} is {draft.kind}: pick {wanted}")
     return models.cached(draft, target.cache_dtype) if isinstance(draft.lm, models.LlamaLM) else draft
 
 

@@ -62,7 +62,7 @@ def command(options: CheckHeadOptions) -> int:
         lines = _lines(options)
         target = _target(options)
         if target.masked is not None:
-            raise ValueError(f"{target.name} is a diffusion model: heads are for autoregressive ones")
+            raise ValueError(f"{target.name} is {target.kind}: heads are for autoregressive ones")
         name, head = named_head(head_line(options.head), target)
         said = record(name, head)
         engine = Engine(target, drafter=(head.drafter, head.params)) if lines else None

@@ -69,8 +69,9 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
     model = models.load(options.model, options.dtype, make_mesh(options.mesh), **how)
     wrong = [name for name in ("drafter", "peer") if model.masked and getattr(options, name)]
     if wrong:
-        raise ValueError(f"{model.name} is a diffusion model: {flag(wrong[0])} is not for it")
-    make = _canvas_engines if model.canvas else _masked_engines if model.masked else _drafting_engines
+        raise ValueError(f"{model.name} is {model.kind}: {flag(wrong[0])} is not for it")
+    makes = ((model.canvas, _canvas_engines), (model.any_subset, _gap_engines), (model.masked, _masked_engines))
+    make = next((make for suits, make in makes if suits), _drafting_engines)
     engines, skipped = make(options, model, baseline)
     sampled = bool(options.temperature)
     line = left_out(model, [name for name, value in options.of_prompts.items() if value is not None], sampled)
@@ -108,6 +109,13 @@ def _fixed(lines: Sequence[str]) -> str:
     more = {} if own is None else {name: value for name, value in vars(own).items() if value != usual[name]}
     more = {name: value for name, value in more.items() if name not in ("unmask", "cache")}
     return line_of({"name": "fixed", "cache": "none", **more})
+
+
+def _gap_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    """Of an any-subset model: one position per pass, and the requested ways or both that draft."""
+    named = options.decode or ["assd", "assd:drafter=context_ngram"]
+    lines = dict.fromkeys([*(["assd:drafts=1"] if baseline else []), *_every(named, named)])
+    return _made(options, model, lines, lines)
 
 
 def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:

@@ -56,8 +56,8 @@ def command(options: BenchOptions) -> int:
         engines, skipped = engines_of(options)
         model = next(iter(engines.values())).model
         (text, *_), (suffix, *_) = prompts_of(lines, options, model)
-        if model.masked is None:
-            raise ValueError("the suite order is for diffusion models: an autoregressive one writes from left to right")
+        if model.masked is None or model.any_subset:
+            raise ValueError(f"the suite order is for diffusion models: {model.name} writes from left to right")
         if model.canvas:
             raise ValueError(
                 f"the suite order is for models with a mask: a canvas of {model.name} is text only once all of it is final"

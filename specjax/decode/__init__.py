@@ -7,6 +7,7 @@ One line per way, in the order in which they are listed.
 from specjax.decode.speculate import Plain as Plain
 from specjax.decode.speculate import Speculate as Speculate
 from specjax.decode.diffusion import Diffusion as Diffusion
+from specjax.decode.any_order import AnyOrder as AnyOrder
 from specjax.decode.soft_thinking import SoftThinking as SoftThinking
 from specjax.decode.routing import Route as Route
 

@@ -67,14 +67,16 @@ class Diffusion(Decode):
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
         """See `Decode.bind`."""
-        if not (model.masked or model.canvas):
+        if model.any_subset:
+            raise ValueError(f"{model.name} is an any-subset model, whose positions read no mask: decode it with assd")
+        if not model.masked:
             raise ValueError(
                 f"{model.name} is an autoregressive model, which has no canvas to unmask: decode with a drafter, such as "
                 "drafter=prompt_lookup (see `specjax drafters`), or in another way (see `specjax searches`)"
             )
         if logprobs:
             raise ValueError(
-                f"{model.name} is a diffusion model, whose records have no log-probabilities: leave logprobs out"
+                f"{model.name} is {model.kind}, whose records have no log-probabilities: leave logprobs out"
             )
         return (self._canvas if model.canvas else self._masked)(model, mesh)
 

@@ -11,6 +11,7 @@ from specjax import decode, search
 from specjax.about import abouts
 from specjax.assembly import line
 from specjax.assembly.registry import DRAFTERS, MIXERS, SAMPLERS, UNMASKS, Entry, listed, parse
+from specjax.decode.any_order import AnyOrder
 from specjax.decode.diffusion import Diffusion
 from specjax.decode.soft_thinking import SoftThinking
 from specjax.decode.speculate import Speculate
@@ -115,4 +116,6 @@ def read_drafter(text: str) -> Speculate:
 
 def usual_decode(model: Any) -> Decode:
     """The way for a model if nobody names one."""
-    return Diffusion() if model.masked or model.canvas else Speculate()
+    if model.any_subset:
+        return AnyOrder()
+    return Diffusion() if model.masked else Speculate()

@@ -44,8 +44,8 @@ class SoftThinking(Decode):
         self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False
     ) -> tuple[SoftThinkingDecoder, PyTree]:
         """See `Decode.bind`."""
-        if model.masked or model.canvas:
-            raise ValueError(f"{model.name} is a diffusion model, and soft thinking needs an autoregressive one")
+        if model.masked:
+            raise ValueError(f"{model.name} is {model.kind}, and soft thinking needs an autoregressive one")
         mixer = make_mixer(self.mixer) if isinstance(self.mixer, str) else self.mixer
         if not isinstance(mixer, Mixer):
             raise ValueError("the mixer of soft thinking must be a line of text or a mixer (`specjax.soft`)")

@@ -57,7 +57,7 @@ class Speculate(Decode):
         """See `Decode.bind`."""
         if model.masked or model.canvas:
             raise ValueError(
-                f"{model.name} is a diffusion model, and drafts are verified by an autoregressive one: decode with a policy, "
+                f"{model.name} is {model.kind}, and drafts are verified by an autoregressive one: decode with a policy, "
                 "such as decode=threshold (see `specjax policies`)"
             )
         verifier, verify_params = build_verifier(self.verifier, model)

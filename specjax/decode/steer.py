@@ -10,7 +10,7 @@ from specjax.assembly.models_beside import check_vocabulary, companion
 from specjax.assembly.registry import entry_of, parse
 from specjax.models.contrastive import Contrastive, SelfContrastive
 from specjax.models.dola import Dola, layers_of
-from specjax.models.guided import Guided
+from specjax.models.guided import Guided, GuidedBy
 from specjax.warpers.lists import tokens
 
 PyTree = Any
@@ -44,26 +44,45 @@ class Guidance(Steer):
     Attributes:
       scale: transformers' `guidance_scale`; 1 is off.
       negative_prompt: a text or token ids to steer away from; None for a prompt's last token.
+      model: another model of the same vocabulary, which reads the text without the prompt: a folder, a shipped name or a
+        hub id; None: the model itself.
+      away: with another model, its weight: the distribution is then `own ** scale / other ** away`, divided by its sum;
+        -1: `scale - 1`, as without another model.
 
     Raises:
-      ValueError: for a negative prompt without guidance.
+      ValueError: for a negative prompt without guidance, a weight without another model, or a negative one but -1.
     """
 
     about = About(
-        "guidance", "away from what follows without the prompt, or after another", "arXiv:2306.17806", "own text",
-        fields=("scale", "negative_prompt"),
+        "guidance", "away from what follows without the prompt, or after another", "arXiv:2306.17806, arXiv:2307.16686",
+        "own text", fields=("scale", "negative_prompt", "model", "away"),
     )  # fmt: skip
 
     scale: float = 1.5
     negative_prompt: "str | Sequence[int] | None" = None
+    model: str | None = None
+    away: float = -1.0
 
     def __post_init__(self):
-        if self.scale == 1 and self.negative_prompt is not None:
+        if self.away != -1 and not self.away >= 0:
+            raise ValueError(f"away of guidance must be at least 0, or -1 for scale - 1, got {self.away!r}")
+        if self.away != -1 and self.model is None:
+            raise ValueError("away is the weight of another model: name it with model=MODEL, or set scale alone")
+        if self.off and self.negative_prompt is not None:
             raise ValueError("negative_prompt is what guidance leads away from: set scale (1 is off), or leave it out")
 
+    @property
+    def off(self) -> bool:
+        """Whether it changes nothing."""
+        return self.scale == 1 and self.away in (-1, 0)
+
     def target(self, model, mesh):
-        if self.scale == 1:
+        if self.off:
             return model.lm, model.params
+        if self.model is not None:
+            guide, away = beside(self.model, model, mesh, "guide"), None if self.away == -1 else self.away
+            lm = GuidedBy(model.lm, self.scale, _ids(model, self.negative_prompt), guide.lm, away)
+            return lm, {"lm": model.params, "guide": guide.params}
         return Guided(model.lm, self.scale, _ids(model, self.negative_prompt)), model.params
 
 
@@ -89,12 +108,7 @@ class Contrast(Steer):
     def target(self, model, mesh):
         if self.amateur is None:
             raise ValueError("contrastive decoding needs an amateur, a weaker model: name it with amateur=MODEL")
-        if mesh is not None:
-            raise ValueError("a model and its amateur lie on one device: leave the mesh out, or the amateur")
-        amateur = companion(self.amateur, model, None)
-        if amateur.masked is not None:
-            raise ValueError(f"the amateur {amateur.name!r} is a diffusion model: pick an autoregressive one")
-        check_vocabulary(amateur, model, what="amateur")
+        amateur = beside(self.amateur, model, mesh, "amateur")
         lm = Contrastive(model.lm, amateur.lm, self.alpha, self.beta)
         return lm, {"lm": model.params, "amateur": amateur.params}
 
@@ -166,6 +180,21 @@ def steered(model: Any, steer: "str | Steer | None", mesh: Any) -> tuple[Any, Py
     if not isinstance(made, Steer):
         raise ValueError(f"steer is one of {', '.join(STEERS)} as an object or a line, not {steer!r:.60}")
     return made.target(model, mesh)
+
+
+def beside(name: str, model: Any, mesh: Any, what: str) -> Any:
+    """A second model of the same vocabulary, whose distributions a target reads; `what` is its part.
+
+    Raises:
+      ValueError: on a mesh, for a model that is not autoregressive, and for other tokens.
+    """
+    if mesh is not None:
+        raise ValueError(f"a model and its {what} lie on one device: leave the mesh out, or the {what}")
+    found = companion(name, model, None)
+    if found.masked is not None:
+        raise ValueError(f"the {what} {found.name!r} is {found.kind}: pick an autoregressive one")
+    check_vocabulary(found, model, what=what)
+    return found
 
 
 def _ids(model, prompt):

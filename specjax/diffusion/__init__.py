@@ -49,7 +49,9 @@ from specjax.diffusion.cache import Vicinity as Vicinity
 # contracts and decoders
 from specjax.diffusion.cache import Cache as Cache
 from specjax.diffusion.unmask import Unmask as Unmask
-from specjax.diffusion.assd import AnySubset as AnySubset, Assd as Assd, AssdInfo as AssdInfo, AssdState as AssdState
+from specjax.diffusion.assd import Assd as Assd, AssdInfo as AssdInfo, AssdState as AssdState
+from specjax.diffusion.assd_drafts import AnySubset as AnySubset, AnySubsetDraft as AnySubsetDraft
+from specjax.diffusion.assd_drafts import ContextNgram as ContextNgram, SelfDraft as SelfDraft
 from specjax.diffusion.block import BlockDiffusion as BlockDiffusion, BlockState as BlockState
 from specjax.diffusion.window import WindowDiffusion as WindowDiffusion, WindowState as WindowState
 from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion

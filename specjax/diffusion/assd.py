@@ -1,46 +1,31 @@
 """Any-subset speculative decoding: one model drafts many positions separately and verifies them together (arXiv:2504.20456).
 
 In one pass, an any-subset model gives the distribution of every position given any set of others, with a different set
-for each position. A round drafts the next positions of an order from the known tokens alone. Then it reads them all at
-once, each given those before it. The first draft's two distributions are equal, so it is always accepted, and a round
-of two passes yields at least two tokens.
+for each position. A round drafts the next positions of an order. Then it reads them all at once, each given those before
+it. `specjax.diffusion.assd_drafts` has who drafts: the model itself, or counts of the known tokens.
 
 In the shape descriptions `B` denotes rows, `L` positions, `K` drafts of a round, `V` the vocabulary, `R` inserted rows.
 """
 
 import dataclasses
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.decoder import Decoder
+from specjax.diffusion.assd_drafts import AnySubset, AnySubsetDraft, Known, Round, SelfDraft, distribution
 from specjax.diffusion.common import ends_at
 from specjax.pretty import Pretty
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform
 from specjax.sampling.sampler import best
-from specjax.sampling.warp import warp
 from specjax.state import Finish, Rows, Stats, finish_rows
 from specjax.verify.rejection import count_accepted, residual
 
 Array = jax.Array
 PyTree = Any
-
-
-class AnySubset(Protocol):
-    """A model of the distribution of every position given any others. Hashable."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def __call__(self, params: PyTree, tokens: Array, sees: Array, at: Array) -> Array:
-        """Logits `[B, K, V]` of the positions `at` `[B, K]`.
-
-        Each position i is predicted from the tokens j of `[B, L]` for which `sees[b, i, j]` (`[B, L, L]`) is true.
-        """
-        ...
 
 
 @jax.tree_util.register_dataclass
@@ -83,9 +68,11 @@ class Assd(Decoder[AssdState]):
 
     Attributes:
       target: the model.
-      drafts: K, tokens of a round; 1 is sequential decoding.
+      drafts: K, tokens of a round; with the model's own drafts, 1 is sequential decoding.
       rule: `coupled` draws with the position's noise, both in the draft and in the verification. The text is sequential
-        decoding's, whatever K is. `rejection` is the published rule: the same distribution, another text.
+        decoding's, whatever K and the drafter are. `rejection` is the published rule: the same distribution, another text.
+      drafter: who drafts.
+      mask_id: a token that stands for an open position and is never written; -1: there is none.
     """
 
     about = About("assd", "drafts many positions apart, and verifies them by the same model", "arXiv:2504.20456")
@@ -93,6 +80,8 @@ class Assd(Decoder[AssdState]):
     target: AnySubset
     drafts: int = 5
     rule: Literal["coupled", "rejection"] = "coupled"
+    drafter: AnySubsetDraft = SelfDraft()
+    mask_id: int = -1
 
     def __post_init__(self):
         if self.drafts < 1 or self.rule not in ("coupled", "rejection"):
@@ -120,7 +109,7 @@ class Assd(Decoder[AssdState]):
         at, size = jnp.arange(capacity)[None], min(size, capacity)
         tokens = jnp.pad(prompts.tokens[:, :size], ((0, 0), (0, capacity - size)))
         limit = jnp.clip(prompts.limit, prompts.lengths, capacity)
-        given = (at < prompts.lengths[:, None]) & (tokens != OPEN)
+        given = (at < prompts.lengths[:, None]) & (tokens != OPEN) & (tokens != self.mask_id)
         opened = ~given & (at < limit[:, None])
         known = given.sum(axis=1, dtype=jnp.int32)
         behind = jnp.where(opened, known[:, None] + jnp.cumsum(opened, axis=1), at + 1)
@@ -141,7 +130,7 @@ class Assd(Decoder[AssdState]):
         )
 
     def step(self, params: PyTree, state: AssdState) -> tuple[AssdState, AssdInfo]:
-        """One round: every live row fills in at least one position, or two if two are open and K is at least 2."""
+        """One round: every live row fills in at least one position, or two if two are open and the model drafts at least 2."""
         live, left = ~state.done, state.limit - state.known
         order = jnp.argsort(state.rank, axis=1)
         ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the position after them
@@ -151,28 +140,31 @@ class Assd(Decoder[AssdState]):
         noise = jnp.where((state.sampling.temperature > 0)[:, None, None], noise, 0)
 
         before = self._before(state)
-        apart = before & (state.rank < state.known[:, None])[:, None]  # and not those that are drafted
-        q = self._distributions(params, state, state.tokens, apart, at[:, :-1])
-        drafted = best(q + noise[:, :-1])
+        seen = Known(state.tokens, before, state.rank < state.known[:, None])
+        dist = lambda tokens, sees, at: distribution(
+            self.target, params["target"], tokens, sees, at, state.sampling, live, self.mask_id
+        )
+        drafted, q = self.drafter(Round(dist, seen, at[:, :-1], noise[:, :-1]))
         padded = jnp.pad(drafted, ((0, 0), (0, 1)))
 
         def verify():
             filled = _write(state.tokens, at[:, :-1], drafted, real[:, :-1])
-            p = self._distributions(params, state, filled, before, at)
+            p = dist(filled, before, at)
             judge = self._coupled if self.rule == "coupled" else self._rejection
-            accepted, token = judge(p, q, drafted, real, noise, at, state.key)
+            there = real[:, :-1] & (drafted >= 0)
+            accepted, token = judge(p, q, drafted, there, noise, at, state.key)
             slots = jnp.arange(self.drafts + 1)[None]
             return jnp.where(slots == accepted[:, None], token[:, None], padded), accepted + 1
 
-        # neither a single position nor a single draft needs a second look
-        alone = (left == 1) | (self.drafts == 1)
+        # a sure draft that is alone needs no second look
+        alone = self.drafter.sure & ((left == 1) | (self.drafts == 1))
         none = (padded, jnp.ones_like(left))
         new, count = jax.lax.cond(jnp.any(live & ~alone), verify, lambda: none)
         new = jnp.where(alone[:, None], padded, new)
         count = jnp.where(live, jnp.minimum(jnp.where(alone, 1, count), left), 0)
         failed = live & (jnp.take_along_axis(new, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0] < 0)
         count = (count - failed).astype(jnp.int32)
-        passes = jnp.where(live, jnp.where(alone, 1, 2), 0)
+        passes = jnp.where(live, self.drafter.passes + jnp.where(alone, 0, 1), 0)
         return self._commit(state, order, at, new, count, passes, failed), AssdInfo(at, count)
 
     def _before(self, state) -> Array:
@@ -205,24 +197,17 @@ class Assd(Decoder[AssdState]):
             known=known,
         )
 
-    def _distributions(self, params, state, tokens, sees, at):
-        """Log-probabilities `[B, K, V]` of the positions `at`, after the rows' warpers; one-hot in greedy rows."""
-        scores = warp(self.target(params["target"], tokens, sees, at), state.sampling, ~state.done)
-        greedy = (state.sampling.temperature == 0)[:, None, None]
-        ids = jnp.arange(scores.shape[2])[None, None]
-        one = jnp.where(ids == best(scores)[:, :, None], 0.0, -jnp.inf)
-        return jnp.where(greedy, one, jax.nn.log_softmax(scores, axis=-1))
-
     def _coupled(self, p, q, drafted, real, noise, at, keys):
+        """How many drafts are kept `[B]`, and the token after them `[B]`; `real` `[B, K]` says which drafts there are."""
         own = best(p + noise)
-        same = (own[:, :-1] == drafted) & (drafted >= 0) & real[:, :-1]
+        same = (own[:, :-1] == drafted) & real
         accepted = jnp.cumprod(same.astype(jnp.int32), axis=1).sum(axis=1)
         return accepted, jnp.take_along_axis(own, accepted[:, None], axis=1)[:, 0]
 
     def _rejection(self, p, q, drafted, real, noise, at, keys):
         p, q = jnp.exp(p), jnp.exp(q)
-        accepted = count_accepted(p[:, :-1], q, drafted, uniform(keys, at[:, :-1], ACCEPT), real[:, :-1])
-        weights = residual(p, q, real[:, :-1], accepted)
+        accepted = count_accepted(p[:, :-1], q, drafted, uniform(keys, at[:, :-1], ACCEPT), real)
+        weights = residual(p, q, real, accepted)
         here = jnp.take_along_axis(at, accepted[:, None], axis=1)
         fresh = gumbel(keys, here, self.target.vocab_size, RESIDUAL)[:, 0]
         return accepted, best(jnp.where(weights > 0, jnp.log(weights), -jnp.inf) + fresh)

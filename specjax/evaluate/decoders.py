@@ -146,6 +146,8 @@ def _named(own: DecoderOptions, engine: Engine) -> str:
     ]
     if words:
         return ";".join(words)
+    if engine.model.any_subset:
+        return "decode=assd"
     if engine.model.masked:
         return f"decode={usual_unmask(engine.model)}"
     return f"drafter={engine.drafter}"

@@ -197,9 +197,9 @@ class _Show:
 def _prompt_text(completer: Completer, item: Item) -> str:
     if isinstance(item, Record) or item.source is not None:
         return ""
-    if isinstance(item.prompt, str):
+    if isinstance(item.prompt, str) and not item.gaps:
         return item.prompt
-    if completer.tokenizer is None or isinstance(item.prompt[0], dict):
+    if completer.tokenizer is None or not item.ids or isinstance(item.prompt[0], dict):
         return ""
     return text_before(completer.tokenizer.decode(list(item.ids)), whole=False)
 

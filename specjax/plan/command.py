@@ -141,6 +141,8 @@ def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | Non
         how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
         how["config"] = config
         model = models.abstract(options.model, dtype, **how)
+        if model.any_subset:
+            raise ValueError(f"{model.name} is {model.kind}, for which there is no plan: choose another model")
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.axis_counts()["heads"], batch)
         context = fit.context_for(model, options.context)
         devices = (

@@ -134,7 +134,7 @@ class SearchSettings(Decode):
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Search", PyTree]:
         """See `Decode.bind`."""
         if model.masked or model.canvas:
-            raise ValueError(f"{model.name} is a diffusion model, and {self.called} writes from left to right")
+            raise ValueError(f"{model.name} is {model.kind}, and {self.called} writes from left to right")
         if logprobs:
             raise ValueError(
                 f"records of {self.called} carry a score, of the whole text: leave logprobs out, or ask `specjax score` for "

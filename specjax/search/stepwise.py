@@ -313,9 +313,7 @@ def check_pair(models: Sequence[Any]) -> None:
     first = models[0]
     for model in models:
         if model.masked or model.canvas:
-            raise ValueError(
-                f"{model.name} is a diffusion model, which does not write from left to right: take another"
-            )
+            raise ValueError(f"{model.name} is {model.kind}, which does not write from left to right: take another")
         words = [getattr(own.tokenizer, "get_vocab", dict)() for own in (first, model)]
         if model.lm.vocab_size != first.lm.vocab_size or (all(words) and words[0] != words[1]):
             raise ValueError(f"{model.name} and {first.name} have different vocabularies: choose two that share one")

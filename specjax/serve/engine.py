@@ -19,15 +19,16 @@ from specjax.draft import Drafter
 from specjax.lm import encodes
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
-from specjax.models.text import Chat, check_starts, check_unicode, encoded, source_of
+from specjax.models.text import Chat, check_starts, encoded, source_of
 from specjax.models.token_ids import one, shown
 from specjax.names import check_keywords, named
 from specjax.prompts import identity
 from specjax.sampling import row_keys
-from specjax.sampling_params import FIELDS, check_walked, form_of, in_use, is_set, listed_ids, made, worded
+from specjax.sampling_params import check_walked, form_of, in_use, listed_ids, made, worded
 from specjax.search import Search, Selection, Stepwise
 from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
+from specjax.serve.gaps import filled_in, gaps_of
 from specjax.serve.prefix_cache import TWICE, PrefixCache, check_shares
 from specjax.serve.prefix_cache import Reader as PrefixReader
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
@@ -176,7 +177,7 @@ class Engine:
 
         Args:
           prompt: see `encode`.
-          suffix: the text after the new text: a string or token ids. Diffusion models fill in between.
+          suffix: the text after the new text: a string or token ids. Diffusion and any-subset models fill in between.
           chat: how messages are written; see `specjax.models.text.Chat`.
           **options: fields of `Request`; one that is None or absent takes the value of the model's
             `generation_config.json`.
@@ -188,16 +189,17 @@ class Engine:
         check_options(options)
         if self.writes_steps:
             options = stepwise_options(self.decoder, options, chat)
-        options = self.filled(options)
+        prompt, how = one(prompt), chat if isinstance(chat, Chat) else None
+        gaps = gaps_of(self.model, prompt, how, suffix, options)
+        options = self.filled(options) | gaps
         vocab = self.model.lm.vocab_size
         for name, ids in listed_ids(options).items():
             if outside := [token for token in ids if token >= vocab]:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         options["stop"] = self.check_stop(options.get("stop", ()))
-        prompt = one(prompt)
-        request = Request(shown(prompt), **self._read(prompt, chat if isinstance(chat, Chat) else None), **options)
+        request = Request(shown(prompt), **({} if gaps else self._read(prompt, how)), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
-        request = (self._masked_request if self.model.masked else self._causal_request)(request, suffix)
+        request = filled_in(self, request, suffix) if self.model.masked else self._causal_request(request, suffix)
         return dataclasses.replace(request, **self._made(request))
 
     def _causal_request(self, request: Request, suffix: Any) -> Request:
@@ -245,37 +247,6 @@ class Engine:
         if not self.encodes:
             return {"ids": encoded(self.model, prompt, chat=chat)}
         return {"ids": self.model.starts, "source": source_of(self.model, prompt, chat)}
-
-    def _masked_request(self, request: Request, suffix: Any) -> Request:
-        for warper in WARPERS:
-            if (warper.of_logits or warper.reads_text) and not warper.fills and in_use(warper, request):
-                name = next(name for name in warper.switches if is_set(name, getattr(request, name)))
-                usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
-                raise ValueError(f"diffusion models have no {name}: {usual}")
-        if suffix is None:
-            end = min(len(request.ids) + request.max_new_tokens, self.max_length)
-            self.decoder.check_row(np.asarray(request.ids), end)
-            return request
-        if not self.decoder.fills_in:
-            raise ValueError(
-                f"{self.model.name} with {type(self.decoder).__name__} writes from left to right: it cannot fill in before a "
-                "suffix"
-            )
-        tokenizer = self.model.tokenizer
-        if isinstance(suffix, str):
-            check_unicode(suffix, "suffix")
-        if isinstance(suffix, str) and tokenizer is not None:  # a suffix is mid-text, so it has no special tokens
-            after = self.encode(tokenizer.encode(suffix, add_special_tokens=False, verbose=False), "suffix")
-        else:
-            after = self.encode(suffix, "suffix")
-        total = len(request.ids) + request.max_new_tokens + len(after)
-        if total > self.max_length:
-            raise ValueError(
-                f"the suffix is too long: {len(request.ids)} tokens of prompt, {request.max_new_tokens} new ones and "
-                f"{len(after)} of suffix are more than the {self.max_length} positions of {self.model.name}"
-            )
-        self.decoder.check_row(np.asarray(request.ids), total)
-        return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
     def served(self) -> Served:
         """The part of this engine that `specjax.serve.slots` needs."""

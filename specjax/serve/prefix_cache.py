@@ -532,4 +532,4 @@ def check_shares(engine: Any, what: str) -> None:
             why = "only the prompts of autoregressive models can share one"
         else:
             why = "it reads a text in both directions, so what it computes for a prefix depends on what follows"
-        raise ValueError(f"{model.name} is a diffusion model without a {what}: {why}; leave it off")
+        raise ValueError(f"{model.name} is {model.kind} without a {what}: {why}; leave it off")

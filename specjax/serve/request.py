@@ -28,6 +28,7 @@ class Request(SamplingOptions):
       ignore_eos: whether to continue after an end of text.
       suffix: the text after the new text, as given, or None.
       suffix_ids: the suffix's token ids.
+      gaps: of a text with gaps, what lies between `ids` and `suffix_ids`: known tokens, and -1 where it is open.
       sample: its number among several completions of its prompt (from 0), or None if there is only one.
       max_new_tokens: the limit of new tokens.
       seed: decides the noise, together with the prompt.
@@ -44,6 +45,7 @@ class Request(SamplingOptions):
     ignore_eos: bool = False
     suffix: Any = None
     suffix_ids: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
     sample: int | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     seed: int = 0
@@ -55,6 +57,10 @@ class Request(SamplingOptions):
         """Whether the prompt is a text, so that its ids end with a complete character."""
         return isinstance(self.prompt, str)
 
+    def written(self, count: int) -> int:
+        """How many of the `count` tokens after `ids` are new; known tokens between gaps are not."""
+        return sum(token < 0 for token in self.gaps[:count]) if self.gaps else count
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Record:
@@ -62,8 +68,9 @@ class Record:
 
     Attributes:
       prompt: as given; of features, their shape in words.
-      text: the new text, up to a stop string; None without a tokenizer.
-      tokens: the new ids, EOS included.
+      text: the new text, up to a stop string; of a text with gaps, that from the first to the last, with what lies
+        between. None without a tokenizer.
+      tokens: the ids of `text`, EOS included.
       finish_reason: eos, stop, length or error.
       new_tokens: the number of new tokens.
       steps: the number of target passes.

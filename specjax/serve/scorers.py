@@ -16,6 +16,8 @@ def scorer_of(engine: Any, samples: int | None = None) -> Scorer:
     Raises:
       ValueError: for a diffusion model without masks, or samples for a model that has none.
     """
+    if engine.model.any_subset:
+        raise ValueError(f"{engine.model.name} is an any-subset model, which is not scored: choose another model")
     if engine.model.masked is not None or samples is not None:
         return MaskedScorer(engine, SAMPLES if samples is None else samples)
     return Scorer(engine)

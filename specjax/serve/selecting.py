@@ -61,7 +61,7 @@ class Chooser:
             how = engine.decoder
             raise ValueError(f"{how.called} ranks its texts itself: leave select out, or decode otherwise")
         if self.races and engine.model.masked:
-            raise ValueError(f"{engine.model.name} is a diffusion model, whose texts do not end one after the other")
+            raise ValueError(f"{engine.model.name} is {engine.model.kind}, whose texts do not end one after the other")
         if engine.model.tokenizer is None and not self.races:
             raise ValueError(
                 f"{engine.model.name} has no tokenizer, and answers are compared as texts: leave select out"

@@ -136,7 +136,9 @@ class Served:
     reader: Any = None
 
     def given(self, request: Request) -> tuple[int, ...]:
-        """The initial tokens of a row: the prompt or, with a suffix, the whole canvas."""
+        """The initial tokens of a row: the prompt or, with a suffix or gaps, the whole canvas."""
+        if request.gaps:
+            return (*request.ids, *request.gaps, *request.suffix_ids)
         if self.mask_id is None or not request.suffix_ids:
             return request.ids
         return (*request.ids, *[self.mask_id] * request.max_new_tokens, *request.suffix_ids)
@@ -461,8 +463,9 @@ class Loop:
 
     def _moved(self, host, rows) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that the last call added to these rows, and the passes in which they took part."""
-        most = [self.requests[self.held[row][0]].max_new_tokens for row in rows]
-        known = np.minimum(host.length[rows], host.prompt_length[rows] + most)  # a suffix follows
+        own, begin = [self.requests[self.held[row][0]] for row in rows], host.prompt_length[rows]
+        count = np.minimum(host.length[rows] - begin, [each.max_new_tokens for each in own])  # a suffix follows
+        known = begin + [each.written(n) for each, n in zip(own, count.tolist(), strict=True)]
         steps = host.stats.steps[rows]
         moved = known - self.length[rows], steps - self.steps[rows]
         self.length[rows], self.steps[rows] = known, steps
@@ -481,7 +484,7 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
     """
     ended = _of_rank(host, row, request.sample or 0)
     tokens = new_tokens(request, ended, row)
-    decoded = len(tokens)
+    decoded = request.written(len(tokens))
     reason = REASONS[Finish(int(ended.finish[row]))]
     text, count = (text_of(tokenizer, request, tokens), None) if end is None else end
     if count is not None:  # the tokens end where the stop string is complete, even if the last call went further
@@ -498,7 +501,7 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | 
         text=text,
         tokens=tokens,
         finish_reason=reason,
-        new_tokens=len(tokens),
+        new_tokens=request.written(len(tokens)),
         steps=steps,
         tokens_per_step=round(decoded / steps, 4) if steps else 0.0,
         id=request.id,

@@ -147,7 +147,7 @@ class Reader:
     def __init__(self, model: Any, params: Any, mesh: jax.sharding.Mesh | None = None):
         if model.masked:
             raise ValueError(
-                f"{model.name} is a diffusion model, which gives a text no log-probabilities token by token: ask an "
+                f"{model.name} is {model.kind}, which gives a text no log-probabilities token by token: ask an "
                 "autoregressive model for them"
             )
         self.reading, self.params = Reading(model.lm, mesh), params

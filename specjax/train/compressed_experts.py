@@ -26,7 +26,7 @@ def compressed_task(target: Any, options: TrainOptions, read: Read) -> Task:
     foreign = ("draft", "draft_config", "reference", "draft_vocabulary", "start", "loss", "features")
     refuse(options, foreign, f"{NAME}, which learns the text's own tokens")
     if target.masked is not None:
-        raise ValueError(f"{NAME} trains autoregressive models, and {target.name} is a diffusion model")
+        raise ValueError(f"{NAME} trains autoregressive models, and {target.name} is {target.kind}")
     (fields,) = fields_of(options.drafter, TrainCompressedExperts)
     found = routing.experts_of(target.lm, NAME)
     if any(experts.vectors for experts in found):

@@ -238,7 +238,7 @@ def _prepared(options: HmmOptions) -> tuple[list[np.ndarray], Any, str]:
     )
     check_encoder(target, "text", "hmm")
     if target.masked is not None:
-        raise ValueError(f"{target.name} is a diffusion model, whose texts follow no constraint: give another --target")
+        raise ValueError(f"{target.name} is {target.kind}, whose texts follow no constraint: give another --target")
     own = Vocabulary(target.tokenizer, target.lm.vocab_size, tuple(target.eos_ids), target.name)
     own.check()
     words = words_of(own)

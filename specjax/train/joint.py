@@ -39,7 +39,7 @@ def joint_task(heads: Mapping[str, HeadTask], target: Any, options: TrainOptions
     """
     refuse(options, ("features",), "joint, which changes the target and so its features: give --data")
     if target.masked is not None:
-        raise ValueError(f"joint trains an autoregressive model with a head, and {target.name} is a diffusion model")
+        raise ValueError(f"joint trains an autoregressive model with a head, and {target.name} is {target.kind}")
     check_plain("joint", target)
     if options.adapter:
         raise ValueError(

@@ -29,20 +29,22 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """
     foreign = ("reference", "draft_vocabulary", "start", "loss", "features")
     refuse(options, foreign, "lm, which learns the text's own tokens")
-    _, own = fields_of(options.drafter, NextToken, Sparsity)
+    of_loss, own = fields_of(options.drafter, NextToken, Sparsity)
     sparsity = Sparsity(**own) if own else None
     if options.draft is not None and options.draft_config is not None:
         raise ValueError("lm trains one model: give --draft or --draft-config, or leave both out to train the target")
     if target.masked is not None:
         raise ValueError(
-            f"lm trains autoregressive models, and {target.name} is a diffusion model: `specjax train diffusion` trains it"
+            f"lm trains autoregressive models, and {target.name} is {target.kind}: `specjax train diffusion` trains it"
         )
+    NextToken(target.lm, **of_loss)  # checks the fields
     model = begun("lm", target, options)
     if not isinstance(model.lm, models.LlamaLM):
         raise ValueError(f"lm trains models of this library's parts, and {model.name} is a {type(model.lm).__name__}")
     check_length(options, model.lm)
     if sparsity is not None:
         blocks_of(model.lm.config)
+    objective = NextToken(model.lm, sparsity, **of_loss)
     lm, generation = model.lm, model.generation
     tokenizer, eos_ids = target.tokenizer, target.eos_ids  # of the target, nothing else outlives this function
 
@@ -50,7 +52,7 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
         if is_first():
             models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, generation=generation)
 
-    return Task(NextToken(lm, sparsity), model.params, None, save)
+    return Task(objective, model.params, None, save)
 
 
 def begun(name: str, target: Any, options: TrainOptions) -> Any:

@@ -23,7 +23,7 @@ def lud_task(target: Any, options: TrainOptions, read: Read) -> Task:
     """
     refuse(options, ("draft", "draft_config", "reference", "draft_vocabulary", "start"), "lud, which trains the target")
     if target.masked is not None:
-        raise ValueError(f"lud trains autoregressive models, and {target.name} is a diffusion model")
+        raise ValueError(f"lud trains autoregressive models, and {target.name} is {target.kind}")
     if not isinstance(target.lm, models.LlamaLM):
         raise ValueError(
             f"lud trains models of this library's parts, and {target.name} is a {type(target.lm).__name__}"

@@ -89,7 +89,7 @@ class HeadTask:
         """
         name = self.name
         if target.masked is not None:
-            raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
+            raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is {target.kind}")
         if options.draft or options.draft_config or options.reference:
             raise ValueError(f"--draft, --draft-config and --reference are for draft models, not for {name}")
         known = {field.name for field in dataclasses.fields(self.objective)}
@@ -128,7 +128,7 @@ def verifier_task(
     names = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start", "prompts", "features")
     refuse(options, names, f"{name}, which is trained on labelled --data")
     if target.masked is not None:
-        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
+        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is {target.kind}")
     of_verifier, of_objective = fields_of(options.drafter, kind, objective)
     made = objective(kind(**of_verifier).bind(target.lm), **of_objective)
     if lost := of_verifier.keys() - made.fields.keys():
@@ -150,7 +150,7 @@ def rule_task(
     if options.draft is None:
         raise ValueError(f"{name} needs --draft, the model that drafts")
     if target.masked is not None:
-        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
+        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is {target.kind}")
     of_rule, of_objective = fields_of(options.drafter, kind, objective)
     drafter, draft_params = drafter_to_train(options.draft, target)
     check_length(options, drafter.lm)

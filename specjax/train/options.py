@@ -49,7 +49,7 @@ class TrainOptions(HostOptions):
         metavar="MODEL",
     )
     draft_config: str | None = option(
-        None, "distill, lm, s2d: the config.json of a small model to train from scratch", metavar="FILE"
+        None, "distill, lm, s2d, any_subset: the config.json of a small new model", metavar="FILE"
     )
     reference: str | None = option(
         None, "distill with keep below 1: an already distilled copy of the start", metavar="MODEL"

@@ -90,7 +90,7 @@ def started(name: str, target: Any, options: TrainOptions) -> Any:
     if options.draft is None:
         raise ValueError(f"{name} needs --draft, the draft model that it starts from")
     if target.masked is not None:
-        raise ValueError(f"{name} drafts for an autoregressive model, and {target.name} is a diffusion model")
+        raise ValueError(f"{name} drafts for an autoregressive model, and {target.name} is {target.kind}")
     draft = draft_model(options.draft, dataclasses.replace(target, dtype="float32"), None)
     if not isinstance(draft.lm, models.LlamaLM):
         raise ValueError(f"{name} trains models of the Llama family, and {draft.name} is a {type(draft.lm).__name__}")

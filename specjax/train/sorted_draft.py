@@ -43,7 +43,7 @@ def s2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
             "s2d trains one model: give --draft or --draft-config, or leave both out to begin with the target"
         )
     if target.masked is not None:
-        raise ValueError(f"s2d trains autoregressive models, and {target.name} is a diffusion model")
+        raise ValueError(f"s2d trains autoregressive models, and {target.name} is {target.kind}")
     if own and not fields.get("exits"):
         raise ValueError(
             f"s2d begins with the first of {target.name}'s {target.lm.num_layers} layers: say which with s2d:exits=6 9 12, "

@@ -137,5 +137,7 @@ def check_masked(name: str, target: Any, options: TrainOptions) -> None:
     refuse(options, ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start"), name)
     if target.masked is None:
         raise ValueError(f"{name} trains a diffusion model, and {target.name} is an autoregressive one")
+    if target.any_subset:
+        raise ValueError(f"{name} trains a diffusion model, and {target.name} is {target.kind}: train any_subset")
     if target.masked.block:
         raise ValueError(f"{name} trains models that see the whole canvas, and the blocks of {target.name} do not")

@@ -17,9 +17,11 @@ from specjax.draft.main_experts.objective import TrainCompressedExperts
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
+from specjax.objectives.any_subset import AnySubsetLoss
 from specjax.objectives.masked import CertaintyForcing, Conversion, MaskedDiffusion, MaskedObjective
 from specjax.objectives.next_token import NextToken
 from specjax.sharding.distributed import is_first
+from specjax.train.any_subset import any_subset_task
 from specjax.train.compressed_experts import compressed_task
 from specjax.train.conversion import a2d_task
 from specjax.train.distill import Distill
@@ -51,7 +53,7 @@ def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
     if options.start is not None:
         raise ValueError("--start is for heads; a draft model starts from --draft")
     if target.masked is not None:
-        raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is a diffusion model")
+        raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is {target.kind}")
     (fields,) = fields_of(options.drafter, Distill)
     if (options.draft is None) == (options.draft_config is None):
         raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
@@ -120,6 +122,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "compressed_experts": Making(TrainCompressedExperts, compressed_task),
     "a2d": Making(Conversion, a2d_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
+    "any_subset": Making(AnySubsetLoss, any_subset_task),
     "dparallel": Making(CertaintyForcing, _masked("dparallel", CertaintyForcing)),
 }
 """By name."""

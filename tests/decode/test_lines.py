@@ -129,7 +129,7 @@ def test_a_drafter_is_a_way_of_its_own():
 
 
 WRONG = {
-    "beem": "unknown way to decode 'beem'; choose plain, speculate, diffusion, soft_thinking, route, beam, .* a drafter",
+    "beem": "unknown way to decode 'beem'; choose plain, speculate, diffusion, assd, soft_thinking, route, beam, .* a drafter",
     "beam:width=4": "decode 'beam' has no field 'width'; it has num_beams, length_penalty, early_stopping",
     "beam:num_beams": "'num_beams' is not FIELD=VALUE",
     "beam:num_beams=many": "num_beams must be int, got 'many'",

@@ -1,4 +1,4 @@
-"""Any-subset speculative decoding on an exact joint distribution: its distribution, its text, and its passes."""
+"""Any-subset speculative decoding on an exact joint distribution: its distribution, its text, its passes, and who drafts."""
 
 import functools
 
@@ -10,6 +10,7 @@ from support.compiled import optimised
 
 import specjax
 from specjax.diffusion.assd import Assd
+from specjax.diffusion.assd_drafts import ContextNgram, Known, Round, SelfDraft
 from specjax.models.joint import JointDistribution
 from specjax.prompts import Prompts
 from specjax.reference import statistics
@@ -70,10 +71,11 @@ def test_the_model_is_its_table():
 
 
 @pytest.mark.parametrize("rule", ("coupled", "rejection"))
-def test_texts_have_the_joint_distribution(rule):
+@pytest.mark.parametrize("drafter", (SelfDraft(), pytest.param(ContextNgram(), marks=pytest.mark.slow)))
+def test_texts_have_the_joint_distribution(rule, drafter):
     """Chi-square of 30,000 texts against the table, at 1e-3; a distance of 0.03 is seen with power 0.99."""
     assert statistics.power(ROWS, V**N, 0.03, ALPHA) > 0.99
-    state = complete(Assd(MODEL, 3, rule))
+    state = complete(Assd(MODEL, 3, rule, drafter))
     assert statistics.chi_square(counts(state.tokens), dist()) > ALPHA
 
 
@@ -91,10 +93,29 @@ def test_drafts_kept_unseen_are_caught():
 
 
 @pytest.mark.slow
+def test_counts_that_are_not_what_was_drawn_from_are_caught():
+    """The check above fails where a drafter says another q than it drew from."""
+
+    class Boastful(ContextNgram):
+        def __call__(self, asked):
+            drafted, q = super().__call__(asked)
+            return drafted, jnp.full_like(q, -jnp.log(V))
+
+    state = complete(Assd(MODEL, 3, "rejection", Boastful()))
+    got, seen = counts(state.tokens), dist() > 0
+    assert got[~seen].sum() == 0  # each is still one that the model could write
+    assert statistics.chi_square(got[seen], dist()[seen] / dist()[seen].sum()) < ALPHA
+
+
+@pytest.mark.slow
 def test_coupled_text_is_sequential_text_whatever_the_drafts():
     model, size = JointDistribution(V, 5), 5
     want = complete(Assd(model, 1), 400, size=size)
     assert (want.stats.steps == size).all()
+    for drafts in (1, 3):
+        got = complete(Assd(model, drafts, drafter=ContextNgram()), 400, size=size)
+        assert (got.tokens == want.tokens).all()
+        assert (got.stats.steps <= size).all() and got.stats.steps.sum() < 0.9 * want.stats.steps.sum()
     for drafts in (2, 3, 7):
         got = complete(Assd(model, drafts), 400, size=size)
         assert (got.tokens == want.tokens).all()
@@ -104,12 +125,15 @@ def test_coupled_text_is_sequential_text_whatever_the_drafts():
     assert (program(params(size), *empty).tokens == want.tokens).all()
 
 
-@pytest.mark.parametrize("rule", ("coupled", "rejection"))
-def test_given_tokens_stay_and_condition_the_rest(rule):
+@pytest.mark.parametrize(
+    ("rule", "drafter"),
+    (("coupled", SelfDraft()), ("rejection", SelfDraft()), ("rejection", ContextNgram())),
+)
+def test_given_tokens_stay_and_condition_the_rest(rule, drafter):
     given = np.zeros((ROWS, N), bool)
     given[:, 1] = True
     tokens = np.full((ROWS, N), 2, np.int32)
-    state = complete(Assd(MODEL, 2, rule), given=given, tokens=tokens)
+    state = complete(Assd(MODEL, 2, rule, drafter), given=given, tokens=tokens)
     assert (np.asarray(state.tokens)[:, 1] == 2).all() and (state.stats.steps <= 2).all()
     joint = dist().reshape(V, V, V) * np.asarray([0, 0, 1])[None, :, None]
     want = joint.reshape(-1) / joint.sum()
@@ -151,6 +175,49 @@ def test_greedy_rows_end_and_failed_ones():
         broken = jax.tree.map(lambda x: x * jnp.nan, params())
         failed = specjax.run(decoder, broken, start(decoder, tokens, given))
         assert failed.finish.tolist() == [Finish.ERROR] * 3 and failed.length.tolist() == [0] * 3
+
+
+def by_loops(tokens, there, at, drafted, size):
+    """Counts of n-grams token by token: q `[K, size]` of a text's drafts."""
+    known = [token if here else None for token, here in zip(tokens, there, strict=True)]
+    found, last = [], dict(zip(at, drafted, strict=True))
+    for place in at:
+        before = None if place == 0 else known[place - 1]
+        before = last.get(place - 1) if place and before is None else before
+        after = [b for a, b in zip(known, known[1:], strict=False) if a is not None and a == before and b is not None]
+        from_ = after or [token for token in known if token is not None]
+        found.append([from_.count(token) / len(from_) for token in range(size)])
+    return np.asarray(found)
+
+
+A, B, C = range(3)
+NO = -9
+TEXTS = {
+    "the card's": ([A, B, A, C, NO, NO], [4, 5]),
+    "both sides": ([NO, A, NO, B, C, A, B, NO, NO, A], [0, 2, 7, 8]),
+    "one known": ([NO, NO, B, NO], [0, 1, 3]),
+}
+
+
+@pytest.mark.parametrize("name", list(TEXTS))
+def test_counts_of_n_grams_are_those_of_a_loop(name):
+    tokens, at = TEXTS[name]
+    there = np.asarray(tokens) != NO
+    for seed in range(8):
+        noise = jax.random.gumbel(jax.random.key(seed), (1, len(at), 3))
+        known = Known(jnp.asarray([tokens]), None, jnp.asarray([there]))
+        drafted, q = ContextNgram()(Round(None, known, jnp.asarray([at]), noise))
+        want = by_loops(tokens, there, at, drafted[0].tolist(), 3)
+        np.testing.assert_allclose(np.exp(q[0]), want, atol=1e-6)
+        np.testing.assert_array_equal(drafted[0], np.argmax(np.asarray(q[0] + noise[0]), axis=1))
+    if name == "the card's":
+        assert np.exp(q[0, 0]).tolist() == pytest.approx([0.5, 0.25, 0.25])  # nothing follows c
+
+
+def test_nothing_known_drafts_nothing():
+    known = Known(jnp.zeros((1, 4), jnp.int32), None, jnp.zeros((1, 4), bool))
+    drafted, _ = ContextNgram()(Round(None, known, jnp.asarray([[0, 1]]), jnp.zeros((1, 2, 3))))
+    assert drafted.tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("wrong", ({"drafts": 0}, {"rule": "greedy"}))

@@ -1,16 +1,19 @@
-"""Classifier-free guidance: transformers' processor over the same logits, and one text whatever is drafted."""
+"""Classifier-free guidance, also by another model: transformers' processor or a loop over the same logits, and one text
+whatever is drafted."""
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params_of, same, texts
+from support.conformance import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, draft_model, params_of, same, texts
 from support.margin import teacher_forced
 
 import specjax
 from specjax.decode import Guidance, Plain
 from specjax.draft import NoDrafter
-from specjax.models.guided import Guided
+from specjax.models.guided import LEAST, Guided, GuidedBy
+from specjax.models.tabular import TabularLM
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
@@ -70,6 +73,71 @@ def test_same_text_as_plain(name):
     same(written(DRAFTERS[name], NEGATIVE), plain(NEGATIVE))
 
 
+SIDES = {"away": (1.2, NEGATIVE, 0.7), "as guidance": (2.0, (), None)}
+"""Scale, negative prompt and weight of guidance by another model."""
+
+
+def by_another(drafter, name):
+    """The state of rows that the draft model guides, with log-probabilities."""
+    scale, negative, away = SIDES[name]
+    heats = [0.0, 0.8] * (len(MIXED.prompts) // 2)
+    prompts = Prompts.of(MIXED.prompts, NEW, keys=row_keys(0, MIXED.names), temperature=heats)
+    own = params_of(drafter)
+    params = {**own, "target": {"lm": own["target"], "guide": draft_model(own["target"])}}
+    lm = GuidedBy(TARGET, scale, negative, DRAFT, away)
+    decoder = specjax.speculative(lm, drafter, logprobs=True)
+    return specjax.run(decoder, params, decoder.init(params, prompts, capacity=CAPACITY))
+
+
+@functools.cache
+def alone(name):
+    return by_another(NoDrafter(), name)
+
+
+def log_softmax(logits):
+    logits = logits.astype(float)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", [pytest.param("away", marks=pytest.mark.slow), "as guidance"])
+def test_another_models_side_is_a_loop_over_both(name):
+    """Log-probabilities of every new token, and the greedy rows' choices: the two texts are read apart, token by token."""
+    scale, negative, away = SIDES[name]
+    params, state, changed = params_of(NoDrafter())["target"], alone(name), 0
+    for row in (0, 1, 2):
+        prompt, new = list(MIXED.prompts[row]), texts(state)[row]
+        begin = [*(negative or prompt[-1:])]
+        for at, token in enumerate(new):
+            own = log_softmax(teacher_forced(TARGET, params, [*prompt, *new[:at]])[-1])
+            other = log_softmax(teacher_forced(DRAFT, draft_model(params), [*begin, *new[:at]])[-1])
+            want = log_softmax(scale * own - (scale - 1 if away is None else away) * other)
+            assert abs(float(state.logprobs.raw[row, len(prompt) + at]) - want[token]) < 1e-3
+            best = np.sort(want)[-2:]
+            assert row == 1 or token == want.argmax() or best[1] - best[0] < 1e-4
+            changed += own.argmax() != want.argmax()
+    assert changed > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["token_recycling", "kangaroo"])
+def test_another_models_text_is_plain_decodings(name):
+    same(texts(by_another(DRAFTERS[name], "as guidance")), texts(alone("as guidance")))
+
+
+def test_known_figures_and_no_cut():
+    """Those of the two distributions below, by hand; a token that is impossible for the guide stays possible."""
+    own, other = jnp.log(jnp.asarray([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3]]))
+    by = lambda scale, away=None: GuidedBy(TabularLM(3), scale, guide=TabularLM(3), away=away)
+    dist = lambda lm: np.exp(log_softmax(np.asarray(lm.blended(own, other))))
+    np.testing.assert_allclose(dist(by(1.5)), [0.4006, 0.4561, 0.1433], atol=5e-5)
+    np.testing.assert_allclose(dist(by(2.0)), [0.2874, 0.6207, 0.0920], atol=5e-5)
+    np.testing.assert_allclose(dist(by(3.0)), [0.1107, 0.8609, 0.0283], atol=5e-5)
+    np.testing.assert_allclose(dist(by(1.0, 0.0)), [0.5, 0.3, 0.2], atol=1e-6)
+    np.testing.assert_allclose(by(2.0).blended(own, other), Guided(TabularLM(3), 2.0).blended(own, other), rtol=1e-5)
+    scores = by(2.0).blended(own.at[0].set(-jnp.inf), other.at[1].set(-jnp.inf))
+    assert scores[0] == -jnp.inf and np.isfinite(scores[1:]).all() and scores[1] > -LEAST / 2
+
+
 BAD = {
     "negative_prompt is what guidance leads away from": {"scale": 1.0, "negative_prompt": [1]},
     "negative_prompt is empty": {"scale": 2.0, "negative_prompt": []},
@@ -77,6 +145,17 @@ BAD = {
     "negative_prompt is a string or": {"scale": 2.0, "negative_prompt": [0.5]},
     "has no tokenizer: give negative_prompt": {"scale": 2.0, "negative_prompt": "a"},
     "guidance_scale must be a finite number": {"scale": float("nan")},
+    "the guide has 1536 tokens and the model 96: take one": {"scale": 2.0, "model": "tiny-draft"},
+    "the guide 'tiny-diffusion' is a diffusion model: pick an autoregressive one": {
+        "scale": 2.0,
+        "model": "tiny-diffusion",
+    },
+    "away of guidance must be at least 0, or -1 for scale - 1, got -0.5": {
+        "scale": 2.0,
+        "model": "tiny-draft",
+        "away": -0.5,
+    },
+    "away is the weight of another model: name it with model=MODEL": {"scale": 2.0, "away": 0.5},
 }
 
 
@@ -84,3 +163,22 @@ BAD = {
 def test_refused(message):
     with pytest.raises(ValueError, match=message):
         Engine((TARGET, params_of(NoDrafter())["target"]), Plain(steer=Guidance(**BAD[message])))
+
+
+def test_a_guide_and_its_model_lie_on_one_device():
+    with pytest.raises(ValueError, match="a model and its guide lie on one device: leave the mesh out, or the guide"):
+        Guidance(2.0, model="tiny-draft").target(None, object())
+    for wrong in (-1.0, float("inf")):
+        with pytest.raises(ValueError, match="away of guidance must be a finite number >= 0"):
+            GuidedBy(TARGET, 2.0, guide=DRAFT, away=wrong)
+    with pytest.raises(ValueError, match="needs that model: give guide"):
+        GuidedBy(TARGET, 2.0)
+
+
+@pytest.mark.slow
+def test_a_line_names_the_other_model():
+    """With the model itself as the other one the text is that of guidance; another one writes another text."""
+    line = "plain:steer=(guidance:scale=2{})"
+    written = lambda more: specjax.generate("tiny", "Count from 3 to 9.", decode=line.format(more), max_new_tokens=8)
+    own, same_model, other = (written(more)[0].tokens for more in ("", ",model=tiny", ",model=tiny-draft,away=1.5"))
+    assert own == same_model != other

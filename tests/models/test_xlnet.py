@@ -1,6 +1,7 @@
 """XLNet's two streams: distributions equal to transformers', what a position does not see, ASSD with it, what is read
 and refused."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax import models
 from specjax.diffusion.assd import Assd
-from specjax.models import ModelError, xlnet
+from specjax.models import Gaps, ModelError, xlnet
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 
@@ -38,7 +40,8 @@ def folder(theirs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return xlnet.load(folder)
+    loaded = models.load(folder)
+    return loaded.lm, loaded.params
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,8 @@ def test_drafts_are_sequential_decodings_text(temperature):
 @pytest.mark.parametrize(
     ("change", "says"),
     (
-        ({"model_type": "bert"}, "of a model 'bert', not xlnet"),
+        ({"mask_token_id": V}, f"mask_token_id must be a token of the vocabulary, not {V}"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"attn_type": "uni"}, "attn_type"),
         ({"ff_activation": "relu"}, "ff_activation"),
         ({"n_layer": 0}, "positive integers for: n_layer"),
@@ -119,5 +123,42 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path, change, says):
         raw = json.loads((folder / "config.json").read_text()) | change
         (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelError, match=says) as error:
-        xlnet.load(tmp_path)
+        models.load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_what_is_saved_is_read_back_here_and_by_transformers(model, folder, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    for tied in (True, False):
+        lm = dataclasses.replace(model[0], config=dataclasses.replace(model[0].config, tied=tied))
+        params = dict(model[1])
+        if not tied:
+            params["head"] = params["head"] | {"weight": params["embed"] + 1}
+        models.save(tmp_path / str(tied), lm, params, diffusion=Gaps(3, False))
+        again = models.load(tmp_path / str(tied))
+        assert again.lm == lm and again.masked == Gaps(3, False) and again.any_subset
+        jax.tree.map(np.testing.assert_array_equal, again.params, params)
+        net = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / str(tied)).eval()
+        with torch.no_grad():
+            mask = torch.tensor(~BEFORE, dtype=torch.float32)
+            want = net(
+                torch.tensor(TOKENS), perm_mask=mask, target_mapping=torch.tensor(np.eye(L, dtype=np.float32)[AT])
+            )
+        np.testing.assert_allclose(lm(params, TOKENS, BEFORE, AT), want.logits.numpy(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="saved with its gaps"):
+        models.save(tmp_path / "no", model[0], model[1])
+
+
+def test_new_parameters_are_drawn_as_in_transformers(model):
+    """Norms are ones, biases of matrices zeros, everything else is normal with the deviation 0.02."""
+    params = jax.jit(model[0].init)(jax.random.key(0))
+    layer = params["layers"][0]
+    assert (
+        (layer["norm"]["weight"] == 1).all()
+        and (layer["up"]["bias"] == 0).all()
+        and (params["head"]["bias"] == 0).all()
+    )
+    for one in (params["embed"], layer["q"], layer["down"]["weight"], layer["r_r_bias"]):
+        assert 0.014 < float(one.std()) < 0.026
+    assert not np.array_equal(layer["q"], layer["k"])

@@ -120,7 +120,7 @@ def _adapter(folder: Path) -> None:
     save_file({key: value.astype(np.float32) for key, value in matrices.items()}, folder / "adapter_model.safetensors")
 
 
-MADE = {"diffusion-4": ("FOLDER", _xlnet), "models-3": ("ADAPTER", _adapter)}
+MADE = {"diffusion-5": ("FOLDER", _xlnet), "models-3": ("ADAPTER", _adapter)}
 """Folders that a block reads, and who makes them."""
 
 GIVEN: dict[str, dict[str, Any]] = {

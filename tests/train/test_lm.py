@@ -16,7 +16,8 @@ from specjax import cli, models
 from specjax.assembly.registry import build_drafter
 from specjax.models import LlamaLM
 from specjax.objectives import teacher
-from specjax.objectives.next_token import NextToken
+from specjax.objectives.base import Batch
+from specjax.objectives.next_token import NextToken, without_prompts
 from specjax.serve.engine import Engine
 from specjax.train.loop import Run
 
@@ -78,6 +79,47 @@ def test_what_is_not_due_counts_nothing():
     assert float(loss(padded)) == float(loss(batch)) > 0
     prompt = dataclasses.replace(batch, tokens=jnp.asarray(batch.tokens).at[0, 0].set(9))
     assert int(batch.tokens[0, 0]) != 9 and float(loss(prompt)) != float(loss(batch))
+
+
+def test_a_dropped_prompt_is_its_last_token():
+    """Two documents in a row, of which the first has a prompt of three tokens, and one without a prompt: by hand."""
+    mask = jnp.asarray([[0, 0, 0, 1, 1, 0, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]], bool)
+    batch = Batch(jnp.arange(16).reshape(2, 8) % 7 + 1, mask, jnp.asarray([[0] * 5 + [1] * 3, [0] * 8]))
+    gone = without_prompts(batch, jax.random.key(0), 1.0)
+    assert gone.documents.tolist() == [[1, 1, 0, 0, 0, 2, 2, 2], [0] * 8]
+    assert gone.positions.tolist()[0] == [0, 1, 0, 1, 2, 0, 1, 2]
+    np.testing.assert_array_equal(gone.due(1), batch.due(1))  # the same tokens are predicted
+    assert without_prompts(batch, jax.random.key(0), 0.0).documents.tolist() == (2 * batch.documents).tolist()
+    plain = without_prompts(dataclasses.replace(batch, documents=None), jax.random.key(0), 1.0)
+    assert plain.documents.tolist()[0] == [1, 1, 0, 0, 0, 0, 0, 0]  # one document: what comes later is no prompt
+
+
+def test_each_prompt_is_dropped_as_often_as_asked():
+    mask = jnp.asarray([[0, 0, 1, 0, 0, 1]] * 300, bool)
+    batch = Batch(jnp.ones((300, 6), jnp.int32), mask, jnp.asarray([[0] * 3 + [1] * 3] * 300))
+    gone = np.asarray(without_prompts(batch, jax.random.key(1), 0.3).documents)
+    first, second = gone[:, 0] == 1, gone[:, 3] == 3
+    assert abs(first.mean() - 0.3) < 0.1 and abs(second.mean() - 0.3) < 0.1 and (first != second).any()
+
+
+@pytest.mark.slow
+def test_the_loss_without_prompts_is_that_of_bare_answers():
+    lm, params = tiny.DRAFT, tiny.draft_params()
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(1, 30, (3, 9)))
+    mask = jnp.asarray([[0] * 4 + [1] * 5] * 3, bool)
+    objective = NextToken(lm, drop=1.0)
+    got = objective.loss(params, None, Batch(tokens, mask), jax.random.key(0))[0]
+    bare = NextToken(lm).loss(params, None, Batch(tokens[:, 3:], mask[:, 3:]), None)[0]
+    whole = NextToken(lm).loss(params, None, Batch(tokens, mask), None)[0]
+    np.testing.assert_allclose(got, bare, rtol=1e-5)
+    assert abs(float(whole - bare)) > 1e-3
+    assert objective.held_out(None)[0] == NextToken(lm)
+
+
+def test_a_share_of_prompts_out_of_range():
+    with pytest.raises(ValueError, match=r"dropped prompts in \[0, 1\], got drop=1.5"):
+        NextToken(tiny.DRAFT, drop=1.5)
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
     elif kind == "lladamoe":
         shape = llada_moe.from_hf(config)
     elif kind == "llada2_moe":
-        shape = llada2.from_hf(config)
+        shape = llada2.from_hf(config, masked.block)
     elif kind in _A2D:  # here, layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways, _SIGHT)
@@ -223,7 +223,9 @@ def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
             raise ModelError(
                 "a model whose experts are chosen by sigmoids is written as LLaDA 2, with blocks and no shift"
             )
-        return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
+        return (
+            llada2.to_hf(config, masked.block) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
+        )
     plain = hf_config.to_hf(dataclasses.replace(config, family=""))
     if masked.shift:
         kind = "Fast_dLLM_Qwen" if masked.block else "Dream"

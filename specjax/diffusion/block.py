@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder
-from specjax.diffusion.common import block_of, widened
+from specjax.diffusion.common import block_of, check_whole_blocks, widened
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.state import DiffusionState
 from specjax.lm import Block, Wants
@@ -104,6 +104,7 @@ class BlockDiffusion(DiffusionDecoder):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
         if self.align not in ("text", "prompt_end"):
             raise ValueError(f"align must be text or prompt_end, got {self.align!r}")
+        check_whole_blocks(self.target, 0 if self._from_prompt else self.block_length)
         return super().checked()
 
     def _limited(self, state, limit):

@@ -12,7 +12,7 @@ from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.families import base, ling
-from specjax.models.fields import check_fixed, is_size, shown
+from specjax.models.fields import check_fixed, is_id, is_size, shown
 from specjax.models.layer import LayerConfig
 from specjax.models.model_config import ModelConfig
 from specjax.models.ropes import RopeConfig
@@ -26,6 +26,7 @@ _FIXED = {
     "moe_router_enable_expert_bias": (True,), "use_sliding_window": (False, None),
 }  # fmt: skip
 _CAPACITY = "expert_capacity"
+_EDITS = "delete_token_id", "split_token_id"
 _UNGROUPED = {"n_group": 1, "topk_group": 1}
 """Groups of experts as they are in a model whose blocks choose: its file names others, which nothing reads."""
 # Defaults of the published configuration class for fields that `config.json` omits.
@@ -69,6 +70,28 @@ def _choosing(shape: ModelConfig, capacity: Any, block: int) -> ModelConfig:
             f"{experts.num_experts_per_tok} (num_experts_per_tok) to {experts.num_experts} (num_experts)"
         )
     return shape.every(ExpertsConfig, capacity=capacity, block_size=block)
+
+
+def edit_ids(config: dict[str, Any], mask_id: int) -> tuple[int, int]:
+    """The ids of the tokens that delete and split; -1 and -1 if the file names neither.
+
+    Raises:
+      ModelError: for one without the other, and for ids that are not three different ones.
+    """
+    delete, split = (config.get(field) for field in _EDITS)
+    if delete is None and split is None:
+        return -1, -1
+    if not (is_id(delete) and is_id(split)) or len({mask_id, delete, split}) < 3:
+        raise ModelError(
+            f"config.json needs {' and '.join(_EDITS)}, two ids besides the mask's {mask_id}, or neither; got "
+            f"{shown(delete)} and {shown(split)}"
+        )
+    return delete, split
+
+
+def edits_to_hf(delete_id: int, split_id: int) -> dict[str, int]:
+    """The fields of a file for these tokens; empty for -1."""
+    return dict(zip(_EDITS, (delete_id, split_id), strict=True)) if delete_id >= 0 else {}
 
 
 def is_one(config: ModelConfig) -> bool:

@@ -195,6 +195,16 @@ class BlockDiffusion(DiffusionDecoder):
         seeding = masked[:, 0] & self._seeds
         return super()._write(state, at, masked, commit, choice, working & ~seeding)
 
+    def _commit(self, state, at, masked, commit, choice, memory, failed):
+        """A pass that read a full block and changed nothing of it has stored it too."""
+        after: Any = super()._commit(state, at, masked, commit, choice, memory, failed)
+        if not self.policy.edits or self._seeds:
+            return after
+        same = ~(self._storing(state, at) | masked.any(axis=1) | after.fresh.any(axis=1)) & (
+            after.reached > state.reached
+        )
+        return dataclasses.replace(after, stored=jnp.where(same, at[:, 0] + self.block_length, after.stored))
+
     def _active(self, state):
         """A pass commits at least one token, or stores a finished block and commits the seed."""
         at, masked = self._masked(state)

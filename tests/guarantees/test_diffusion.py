@@ -22,6 +22,7 @@ from specjax.models import LlamaLM
 FIELDS = {
     "guided": {"guide": LlamaLM(changed(LM.config, num_hidden_layers=1))},
     "klass": {"threshold": 0.2, "kl": 3.0, "history": 1},
+    "levenshtein": {"delete_token_id": 5, "split_token_id": 7, "max_post_steps": 4},
     "learn2pd": {"threshold": 0.4, "block_length": 8, "hidden": 4},
     "prophet": {"early": 1.0, "middle": 0.5, "late": 0.2},
 }

@@ -17,7 +17,7 @@ from support.small_experts import blocks, decoded, edited, ours, theirs
 import specjax
 from specjax import models
 from specjax.decode import Diffusion
-from specjax.models import Masked, ModelError, tensors
+from specjax.models import LlamaLM, Masked, ModelError, llama_config, tensors
 from specjax.models.families import base
 from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
@@ -157,7 +157,8 @@ def by_blocks(gate, capacity, x):
 @pytest.fixture(scope="module", params=(4, 8))
 def choosing(request, llada2, tmp_path_factory):
     """The same folder with `expert_capacity`, and transformers' model with that router."""
-    folder = edited(llada2[1], tmp_path_factory.mktemp("llada2.2") / "model", expert_capacity=request.param)
+    edits = {"delete_token_id": 5, "split_token_id": 0}
+    folder = edited(llada2[1], tmp_path_factory.mktemp("llada2.2") / "model", expert_capacity=request.param, **edits)
     other = copy.deepcopy(llada2[0])
     for layer in other.model.layers[1:]:
         layer.mlp.gate.forward = functools.partial(by_blocks, layer.mlp.gate, request.param)
@@ -178,6 +179,7 @@ def test_it_is_written_with_its_capacity(choosing, tmp_path):
     models.save(tmp_path / "again", own.lm, own.params, diffusion=own.masked)
     again = models.load(tmp_path / "again", dtype="float32")
     assert (again.lm, again.masked) == (own.lm, own.masked)
+    assert (again.masked.delete_id, again.masked.split_id) == (5, 0)
     with pytest.raises(ModelError, match="in blocks of 4, and the model has blocks of 8"):
         models.save(tmp_path / "longer", own.lm, own.params, diffusion=dataclasses.replace(own.masked, block=8))
     with pytest.raises(ModelError, match="no supported architecture"):
@@ -220,6 +222,14 @@ def test_the_published_size():
         ({"expert_capacity": 9}, "expert_capacity 9 must be the number of experts that a block chooses"),
         ({"expert_capacity": -4}, "expert_capacity -4 must be"),
         ({"expert_capacity": "4"}, "expert_capacity '4' must be"),
+        (
+            {"delete_token_id": 3},
+            "needs delete_token_id and split_token_id, two ids besides .* 47, or neither; got 3 and None",
+        ),
+        ({"delete_token_id": 3, "split_token_id": 3}, "two ids besides the mask's 47, or neither; got 3 and 3"),
+        ({"delete_token_id": 3, "split_token_id": MASK}, "two ids besides the mask's"),
+        ({"delete_token_id": 3, "split_token_id": -1}, "or neither; got 3 and -1"),
+        ({"delete_token_id": 3, "split_token_id": 60}, "split_token_id 60 is outside the vocabulary of 48 tokens"),
         ({"n_group": 3}, "8 experts do not form 3 groups"),
         ({"n_group": 8}, "8 experts do not form 8 groups of two or more"),
         ({"topk_group": 5}, "topk_group 5"),
@@ -249,5 +259,13 @@ def test_a_bad_folder_is_one_clear_error(llada2, tmp_path, changes, said):
 def test_it_is_saved_as_what_it_is(model, tmp_path):
     with pytest.raises(ModelError, match="written as LLaDA 2, with blocks and no shift"):
         models.save(tmp_path / "x", model.lm, model.params, diffusion=Masked(1, shift=False))
+    llama = LlamaLM(llama_config(48, 32, 40, 1, 4, 2, 8))
+    with pytest.raises(ModelError, match="tokens that delete and split are written as LLaDA 2"):
+        models.save(
+            tmp_path / "y",
+            llama,
+            llama.init(jax.random.key(0)),
+            diffusion=Masked(1, shift=False, delete_id=2, split_id=3),
+        )
     models.save(tmp_path / "layers", model.lm, model.params)  # read from left to right, they are GLM-4.5's
     assert json.loads((tmp_path / "layers" / "config.json").read_text())["architectures"] == ["Glm4MoeForCausalLM"]

@@ -23,12 +23,23 @@ REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the other
 @functools.cache
 def _every_line():
     files = sorted(FOLDER.glob("traces*.jsonl"))
-    return [json.loads(text) for file in files for text in file.read_text().splitlines()]
+    found = [json.loads(text) for file in files for text in file.read_text().splitlines()]
+    return [line | {"call": _renamed(line["call"])} for line in found]
+
+
+def _renamed(call):
+    """A call whose policy has this library's names for its fields."""
+    if not call or "unmask" not in call:
+        return call
+    unmask = functools.reduce(lambda line, pair: line.replace(*pair), FIELDS.items(), call["unmask"])
+    return call | {"unmask": unmask}
 
 
 ENDS = {"logits_eos_inf": "never", "confidence_eos_eot_inf": "doubted"}
 NAMES = {"cfg_scale": "guidance"}
-WITH_OPENINGS = ("p2",)
+FIELDS = {"edit_threshold=": "editing_threshold=", "max_post_edit_steps=": "max_post_steps="}
+"""Fields of policies' lines that are called otherwise here."""
+WITH_OPENINGS = ("p2", "indel_sglang", "indel_fluxserve")
 """Samplers whose lines name the passes that opened a position, too."""
 KNOWN = (*Diffusion.__dataclass_fields__, *ENDS, *NAMES, "filter")
 """What lines of the folder call the settings of a diffusion model."""

@@ -380,7 +380,7 @@ _APART = {
     "blocks": ("sequential",),
     "early_commit": ("prophet", "end_of_text"),
     "verified": ("free_dave", "guided"),
-    "edits": ("redo", "remdm", "wino", "rediff", "joint_threshold", "rcr"),
+    "edits": ("redo", "remdm", "wino", "rediff", "joint_threshold", "levenshtein", "rcr"),
 }
 """Classes of drafters and policies of which their home says another one."""
 _CLASSES = {name: kind for kind, names in _APART.items() for name in names}

@@ -111,8 +111,8 @@ class BlockFFN(nnx.Module):
         self.router_norm = config.norm.build(config.num_experts, dtype)
         self.blocks = Blocks(config, width, dtype, rngs)
 
-    def __call__(self, x: Array) -> Array:
-        """`[B, T, E]` to `[B, T, E]`."""
+    def __call__(self, x: Array, block: Any = None) -> Array:
+        """`[B, T, E]` to `[B, T, E]`; every token by itself, whatever the pass."""
         logits = self.router(x)
         if (found := _listeners.get()) is not None:
             found.append(logits)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.lm import Block
+from specjax.models.block_choice import limited
 from specjax.models.compressed import changed
 from specjax.models.grouped import grouped_dot
 from specjax.models.linear import Linear
@@ -58,6 +60,9 @@ class ExpertsConfig:
       auxiliary: how many of a token's k experts, the last in the order of choice, are not computed. Their weights are lost: the
         others keep those that they have among all k.
       vectors: whether learned vectors stand for the auxiliary experts (`specjax.models.compressed`).
+      capacity: how many experts a block of tokens chooses, among which its tokens choose (`specjax.models.block_choice`),
+        in place of groups; 0: tokens choose by themselves.
+      block_size: the length of such a block, in tokens of the text.
     """
 
     num_experts: int
@@ -82,6 +87,8 @@ class ExpertsConfig:
     first_rank: int = 1
     auxiliary: int = 0
     vectors: bool = False
+    capacity: int = 0
+    block_size: int = 0
 
     @property
     def main(self) -> int:
@@ -107,8 +114,8 @@ class ExpertsConfig:
 
     @property
     def choices(self) -> int:
-        """The number of experts that a token chooses from: those of its groups."""
-        return self.num_experts // self.n_group * self.topk_group
+        """The number of experts that a token chooses from: those of its groups, or of its block."""
+        return self.capacity or self.num_experts // self.n_group * self.topk_group
 
     @property
     def biased(self) -> bool:
@@ -130,8 +137,18 @@ class ExpertsConfig:
         return {"expert": self.num_experts, "expert_mlp": self.moe_intermediate_size}
 
 
-def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
-    """The weights and experts, `[M, k]` each, from a router's logits `[M, X]` in float32; `bias` is `[X]` or None."""
+def route(logits: Array, bias: Array | None, config: ExpertsConfig, block: Block | None = None) -> tuple[Array, Array]:
+    """The weights and experts, `[M, k]` each, from a router's logits `[M, X]` in float32.
+
+    Args:
+      logits: of the pass's tokens.
+      bias: `[X]`, or None.
+      config: how a token chooses.
+      block: the pass; needed only if tokens choose with their block (`ExpertsConfig.capacity`).
+
+    Raises:
+      ValueError: if tokens choose with their block, and the pass does not show them their block.
+    """
     c = config
     if c.scoring == "chosen":
         best, experts = of_ranks(logits if bias is None else logits + bias.astype(jnp.float32)[None], c)
@@ -144,7 +161,11 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
         return weights[:, c.first_rank - 1 :], experts[:, c.first_rank - 1 :]
     scores = jax.nn.sigmoid(logits) if c.scoring == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
-    if c.n_group > 1:
+    if c.capacity:
+        if block is None:
+            raise ValueError(f"tokens choose experts in blocks of {c.block_size}, and it is not said where they are")
+        ranked = limited(ranked, block, c.block_size, c.capacity)
+    elif c.n_group > 1:
         groups = ranked.reshape(ranked.shape[0], c.n_group, -1)
         worth = jax.lax.top_k(groups, c.group_best)[0].sum(axis=-1)
         best = jax.lax.top_k(worth, c.topk_group)[1]
@@ -261,10 +282,10 @@ class Router(nnx.Module):
             self.bias = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32))
         self.config = config
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array, block: Block | None = None) -> tuple[Array, Array]:
         """See `route`, of tokens `[M, E]`."""
         logits = jnp.einsum("me,ex->mx", x, self.kernel[...], preferred_element_type=jnp.float32)
-        return route(logits, self.bias[...] if self.config.biased else None, self.config)
+        return route(logits, self.bias[...] if self.config.biased else None, self.config, block)
 
 
 class Experts(nnx.Module):
@@ -362,13 +383,15 @@ class SparseMLP(nnx.Module):
             self.shared_gate = Linear(width, 1, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.config = config
 
-    def __call__(self, x: Array) -> Array:
-        """`[B, T, E]` to `[B, T, E]`."""
+    def __call__(self, x: Array, block: Block | None = None) -> Array:
+        """`[B, T, E]` to `[B, T, E]`; `block` is the pass, see `specjax.models.layer.FeedConfig`."""
         flat = x.reshape(-1, x.shape[-1])
         c = self.config
         latent = c.latent_size is not None
         read = self.into_latent(flat) if latent else flat
-        (weights, left), (experts, others) = ((both[:, : c.main], both[:, c.main :]) for both in self.router(flat))
+        (weights, left), (experts, others) = (
+            (both[:, : c.main], both[:, c.main :]) for both in self.router(flat, block)
+        )
         if c.vectors and c.auxiliary:
             read = changed(read, self.ces[...], left, others, c.moe_intermediate_size)
         out = self.experts(read, weights, experts)

@@ -31,7 +31,11 @@ class FeedConfig(Protocol):
         ...
 
     def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> Any:
-        """The module, from `[B, T, E]` to `[B, T, E]`, with `split_products` (`specjax.models.mixers.Mixer`)."""
+        """The module, with `split_products` (`specjax.models.mixers.Mixer`).
+
+        It is called with the stream `[B, T, E]` and the pass (`specjax.lm.Block`), or without the latter, and gives
+        `[B, T, E]`. Tokens choose experts together in some models; everything else treats each token by itself.
+        """
         ...
 
 
@@ -41,7 +45,7 @@ class LayerConfig:
 
     Attributes:
       mixer: the part in which tokens read each other; None: there is none (Nemotron-H).
-      feed: the feed-forward, which treats every token by itself; None: there is none (Mamba).
+      feed: the feed-forward, in which tokens do not read each other; None: there is none (Mamba).
       norm: the norm before and after both.
       pre_norms: whether the inputs of mixer and feed-forward are normed.
       post_norms: whether their outputs are normed before they are added.
@@ -177,7 +181,7 @@ class Layer(nnx.Module):
                 return x
             read = x if self.config.parallel is None else stream
             normed = self.mlp_norm(read) if self.config.norms_feed else read
-            fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed)
+            fed = self.mlp(self.entered(read) if self.config.parallel == "one_norm" else normed, block=block)
             fed = fed if self.config.beside is None else with_experts(self.beside, read, fed)
             x = self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed, normed, 2)
             return self.mlp_norm(x) if self.config.sum_norms else x

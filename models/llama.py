@@ -181,6 +181,12 @@ class LlamaLM:
         return any(self.config.window(i) is not None for i in range(self.num_layers))
 
     @property
+    def whole_blocks(self) -> int:
+        """The number of tokens of which a pass must hold aligned whole blocks, since they choose experts together; 1: any."""
+        experts = (layer.experts for layer in self.config.layers)
+        return math.lcm(*(one.block_size for one in experts if one is not None and one.capacity))
+
+    @property
     def reads_mixtures(self) -> bool:
         return self.config.embedding.layer_inputs is None  # those depend on tokens
 

@@ -42,6 +42,8 @@ class Masked:
         (`specjax.diffusion.BlockDiffusion`).
       reordered: whether it reads causally, with its masks after all known tokens (WeDLM and, with `shift`, SDLM;
         `specjax.diffusion.WindowDiffusion`); `block` is then the length of its window.
+      delete_id: the id of the token that deletes its position (LLaDA2.2's DELETE); -1: there is none.
+      split_id: the id of the token that puts a mask before the one there (SPLIT); -1: there is none.
     """
 
     mask_id: int
@@ -52,6 +54,8 @@ class Masked:
     cache: str = dataclasses.field(default="", kw_only=True)
     align: str = dataclasses.field(default="text", kw_only=True)
     reordered: bool = dataclasses.field(default=False, kw_only=True)
+    delete_id: int = dataclasses.field(default=-1, kw_only=True)
+    split_id: int = dataclasses.field(default=-1, kw_only=True)
 
     @property
     def warped(self) -> bool:
@@ -168,7 +172,7 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
     elif kind == "lladamoe":
         shape = llada_moe.from_hf(config)
     elif kind == "llada2_moe":
-        shape = llada2.from_hf(config)
+        shape = llada2.from_hf(config, masked.block)
     elif kind in _A2D:  # here, layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways, _SIGHT)
@@ -176,10 +180,11 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
         plain = "Qwen3ForCausalLM" if kind == "wedlm" and config.get("qk_norm") else "Qwen2ForCausalLM"
         names = _BLOCKS[kind][0] if kind in _BLOCKS else plain
         shape = hf_config.from_hf(config | {"architectures": [names], "use_sliding_window": False}, _SIGHT)
-    if masked.mask_id >= shape.vocab_size:
-        raise ModelError(
-            f"config.json: mask_token_id {masked.mask_id} is outside the vocabulary of {shape.vocab_size} tokens"
-        )
+    for name in ("mask", "delete", "split"):
+        if (own := getattr(masked, f"{name}_id")) >= shape.vocab_size:
+            raise ModelError(
+                f"config.json: {name}_token_id {own} is outside the vocabulary of {shape.vocab_size} tokens"
+            )
     return shape, masked
 
 
@@ -210,7 +215,11 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
     if part and not (is_size(part) and block % part == 0):
         raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
-    return Masked(mask_id, shift, block, sub_block=part, align=align, reordered=kind in ("wedlm", "sdlm"))
+    delete, split = llada2.edit_ids(config, mask_id) if kind == "llada2_moe" else (-1, -1)
+    return Masked(
+        mask_id, shift, block, sub_block=part, align=align, reordered=kind in ("wedlm", "sdlm"), delete_id=delete,
+        split_id=split,
+    )  # fmt: skip
 
 
 def _llada_shape(config: dict[str, Any]) -> ModelConfig:
@@ -252,7 +261,10 @@ def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
             raise ModelError(
                 "a model whose experts are chosen by sigmoids is written as LLaDA 2, with blocks and no shift"
             )
-        return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
+        own = {_BLOCKS["llada2_moe"][2]: masked.block} | llada2.edits_to_hf(masked.delete_id, masked.split_id)
+        return llada2.to_hf(config, masked.block) | _named("llada2_moe") | mask | own
+    if masked.delete_id >= 0:
+        raise ModelError("tokens that delete and split are written as LLaDA 2, whose experts are chosen by sigmoids")
     plain = hf_config.to_hf(dataclasses.replace(config, family=""))
     if masked.reordered and masked.shift:
         if plain["model_type"] != "qwen2":

@@ -54,7 +54,9 @@ class MLPConfig:
 
 
 class MLP(nnx.Module):
-    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate. The gate may read another vector, `gating`."""
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate. The gate may read another vector, `gating`.
+
+    The pass (`block`) changes nothing here; see `specjax.models.layer.FeedConfig`."""
 
     def __init__(self, config: MLPConfig, width: int, dtype: Any, rngs: nnx.Rngs, outputs: int | None = None):
         linear = functools.partial(Linear, use_bias=config.bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
@@ -67,7 +69,7 @@ class MLP(nnx.Module):
         if config.hidden_act == "xielu":
             self.act = XIELU(dtype)
 
-    def __call__(self, x, gating=None):
+    def __call__(self, x, gating=None, block=None):
         act = self.act if self.hidden_act == "xielu" else ACTIVATIONS[self.hidden_act]
         if not self.gated:
             return self.down(act(self.up(x)))

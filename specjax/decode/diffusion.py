@@ -147,6 +147,7 @@ def usual_unmask(model: Any) -> str:
         return model.masked.unmask or WINDOW_UNMASK[model.masked.shift]
     threshold = published_threshold(getattr(model.lm, "config", None), model.masked)
     usual = f"{DEFAULT_UNMASK}:threshold={threshold}" if threshold else DEFAULT_UNMASK
+    usual = "levenshtein" if model.masked.delete_id >= 0 else usual
     return model.masked.unmask or usual
 
 
@@ -166,7 +167,7 @@ def _policy(model, unmask, mesh):
             f"{type(policy).__name__} needs parameters of its own: give unmask=(policy, {{{missing[0]!r}: params}}), or a line "
             "that names a folder"
         )
-    return policy, besides
+    return policy.for_model(model.masked), besides
 
 
 def _ends_of_turn(model):

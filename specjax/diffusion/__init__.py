@@ -30,6 +30,7 @@ from specjax.diffusion.unmask import PathPlanning as PathPlanning
 from specjax.diffusion.wino import Wino as Wino
 from specjax.diffusion.unmask import ReDiff as ReDiff
 from specjax.diffusion.unmask import JointThreshold as JointThreshold
+from specjax.diffusion.unmask import Levenshtein as Levenshtein
 from specjax.diffusion.unmask import RunningConfidence as RunningConfidence
 
 # samplers for models without a mask

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder
-from specjax.diffusion.common import block_of, widened
+from specjax.diffusion.common import block_of, check_whole_blocks, widened
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.state import DiffusionState
 from specjax.lm import Block, Wants
@@ -109,6 +109,7 @@ class BlockDiffusion(DiffusionDecoder):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
         if self.align not in ("text", "prompt_end"):
             raise ValueError(f"align must be text or prompt_end, got {self.align!r}")
+        check_whole_blocks(self.target, 0 if self._from_prompt else self.block_length)
         return super().checked()
 
     def _limited(self, state, limit):
@@ -198,6 +199,16 @@ class BlockDiffusion(DiffusionDecoder):
     def _write(self, state, at, masked, commit, choice, working):
         seeding = masked[:, 0] & self._seeds
         return super()._write(state, at, masked, commit, choice, working & ~seeding)
+
+    def _commit(self, state, at, masked, commit, choice, memory, failed):
+        """A pass that read a full block and changed nothing of it has stored it too."""
+        after: Any = super()._commit(state, at, masked, commit, choice, memory, failed)
+        if not self.policy.edits or self._seeds:
+            return after
+        same = ~(self._storing(state, at) | masked.any(axis=1) | after.fresh.any(axis=1)) & (
+            after.reached > state.reached
+        )
+        return dataclasses.replace(after, stored=jnp.where(same, at[:, 0] + self.block_length, after.stored))
 
     def _active(self, state):
         """A pass commits at least one token, or stores a finished block and commits the seed."""

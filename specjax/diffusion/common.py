@@ -29,6 +29,19 @@ def widened(kind: type[Kind], value: Any, **more: Any) -> Kind:
     return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, **more)
 
 
+def check_whole_blocks(lm: Any, length: int) -> None:
+    """Raises ValueError if passes over aligned blocks of `length` tokens lack tokens with which others choose experts.
+
+    `length` 0 is for passes over any other part of a text. `LlamaLM.whole_blocks` says which tokens choose together.
+    """
+    size = getattr(lm, "whole_blocks", 1)
+    if size > 1 and (not length or length % size):
+        raise ValueError(
+            f"this model's tokens choose experts together in blocks of {size}, which a pass holds whole: decode it in blocks "
+            f"of {size} or a multiple, counted from the beginning of the text"
+        )
+
+
 def at_least_one(commit: Array, score: Array, masked: Array) -> Array:
     """The chosen masked positions `[B, W]`; in a row without any, its surest position."""
     commit = commit & masked

@@ -386,7 +386,8 @@ class DiffusionDecoder(Decoder[DiffusionState]):
 
     def _possible(self, state, at, logits):
         """Logits `[B, W, V]` of positions without what is never predicted, and what the rows' constraints forbid there."""
-        logits = logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
+        never = self.never if self.policy.sees_mask else (self.mask_id, *self.never)
+        logits = logits.at[:, :, jnp.asarray(never, jnp.int32)].set(-jnp.inf)
         gaps = self._gaps(state)
         return filled(logits, fillings(state.sampling, gaps.never), gaps, at)
 
@@ -478,16 +479,17 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         sampled = state.sampling.temperature > 0
         # position and pass decide the noise: no two draws share theirs, and the canvas's capacity does not matter
         keys = jax.vmap(jax.random.fold_in)(state.key, state.step)
+        tokens = logits.at[:, :, self.mask_id].set(-jnp.inf) if self.policy.sees_mask else logits
 
         def draw():
-            drawn = draws(warp(logits, state.sampling, live), keys, at, sampled)
-            return jnp.where(sampled[:, None], drawn, best(logits))
+            drawn = draws(warp(tokens, state.sampling, live), keys, at, sampled)
+            return jnp.where(sampled[:, None], drawn, best(tokens))
 
         dist = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
         if self.warped if self.policy.warped is None else self.policy.warped:
             dist = self._warp(dist, state)
         return Guess(
-            tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
+            tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(tokens)),
             log_probs=_log_probs(dist),
             masked=masked,
             committed=self._committed(state, at),
@@ -499,6 +501,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             log_own=jax.nn.log_softmax(logits, axis=-1),
             strict=self.strict,
             rounded=self.rounded,
+            mask_id=self.mask_id,
         )
 
     def _warp(self, dist, state) -> Array:

@@ -6,6 +6,7 @@ import jax
 
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache import Cache, NoCache
+from specjax.diffusion.common import check_whole_blocks
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
 from specjax.diffusion.window import WindowDiffusion
@@ -51,4 +52,5 @@ def diffusion(
     for name, given in (("sub_block", sub_block), ("align", align != "text")):
         if given:
             raise ValueError(f"{name} is for models whose blocks do not see later ones (causal_blocks)")
+    check_whole_blocks(target, 0)
     return (WindowDiffusion if reordered else policy.decoder or DiffusionDecoder)(*parts).checked()

@@ -1,10 +1,10 @@
-"""Training of masked-diffusion models: LLaDA's loss, and dParallel's certainty-forcing distillation.
+"""Training of masked-diffusion models: LLaDA's loss, LLaDA2.0's with confidence, and dParallel's certainty forcing.
 
 In the shape descriptions `B` denotes rows, `T` tokens per row, `V` the vocabulary.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,18 @@ class MaskedObjective(Objective):
       lm: the model.
       mask_id: the id of an open position.
       shift: see `specjax.diffusion.DiffusionDecoder`.
+      block: the length of the model's blocks, which see themselves and earlier ones; None or 0: it sees everything.
+      align: where blocks count from: `text`, the default, or `prompt_end`.
     """
+
+    blockwise: ClassVar[bool] = True
+    """Whether it trains models with blocks."""
 
     lm: "LlamaLM"
     mask_id: int
     shift: bool
+    block: int | None = dataclasses.field(default=None, kw_only=True)
+    align: str | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def packed(self):
@@ -46,25 +53,51 @@ class MaskedObjective(Objective):
         """The target's parameters, from which training continues."""
         return target_params
 
-    def logits(self, params, tokens: Array, real: Array) -> Array:
+    def logits(self, params, tokens: Array, real: Array, batch: Any = None) -> Array:
         """For every position of `tokens` `[B, T]`, of which the `real` `[B, T]` are seen: `[B, T, V]`, without the mask
         token.
-        """
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32), real[:, None, :], causal=False)
-        return self.aligned(self.lm(params, block, None, wants=Wants(logits=True)).logits)
 
-    def aligned(self, logits: Array) -> Array:
-        """Logits `[B, T, V]` of the positions that they are for, without the mask token."""
+        A model with blocks sees the text of the `batch` as it is before a block, and `tokens` within it.
+        """
+        if self.block and batch is not None:
+            begin = jnp.argmax(batch.mask, axis=1) if self.align == "prompt_end" else jnp.zeros(len(tokens), jnp.int32)
+            logits = self._by_blocks(params, tokens, real, batch.tokens, self.block, begin)
+        else:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+            block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32), real[:, None, :], causal=False)
+            logits = self.lm(params, block, None, wants=Wants(logits=True)).logits
         if self.shift:
             logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
         return logits.at[:, :, self.mask_id].set(-jnp.inf)
+
+    def _by_blocks(self, params, tokens, real, clean, size, begin):
+        """Both texts in one pass, the masked one first (BD3-LM, arXiv:2503.09573, section 3.2). A masked block sees itself and
+        earlier clean ones; clean blocks see themselves and earlier ones. A block begins at `begin` `[B]`."""
+        rows, width = tokens.shape
+        both = jnp.where(jnp.tile(real, (1, 2)), jnp.concatenate([tokens, clean], axis=1), -1)
+        at = jnp.tile(jnp.arange(width, dtype=jnp.int32), 2)
+        of, whole = (at[None] + -begin[:, None] % size) // size, (jnp.arange(2 * width) >= width)[None]
+        earlier = whole[:, None] & (of[:, None] < of[:, :, None])
+        sees = earlier | ((of[:, None] == of[:, :, None]) & (whole[:, None] == whole[:, :, None]))
+        block = Block(
+            both, jnp.broadcast_to(at[None], both.shape), jnp.zeros((rows,), jnp.int32),
+            sees & jnp.tile(real, (1, 2))[:, None, :], causal=False,
+        )  # fmt: skip
+        final = self.lm(params, block, None, wants=Wants(final=True)).final
+        return self.lm.unembed(params, final[:, :width])
 
 
 def surprise(logits: Array, tokens: Array) -> Array:
     """Nats `[B, T]` of tokens `[B, T]` under logits `[B, T, V]`."""
     picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def entropies(logits: Array) -> Array:
+    """Nats `[B, T]` of the distributions of logits `[B, T, V]`; an entry of -inf counts for nothing, as does its gradient."""
+    dist = jax.nn.log_softmax(logits, axis=-1)
+    dist = jnp.where(jnp.isfinite(dist), dist, -1e9)
+    return -jnp.sum(jnp.exp(dist) * dist, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,61 +113,65 @@ class MaskedDiffusion(MaskedObjective):
     eps: float = 1e-3
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
+        return self._read(params, batch, key, mean)[:2]
+
+    def _read(self, params, batch, key, mean):
+        """The loss and its metrics, and of the same pass the logits `[B, T, V]` and what was masked `[B, T]`."""
         rows, width = batch.tokens.shape
         drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
         rate = self.eps + (1 - self.eps) * drawn[:, 0]
         masked = batch.mask & (drawn[:, 1:] < rate[:, None])
-        logits = self.predicted(params, batch, jnp.where(masked, self.mask_id, batch.tokens))
+        logits = self.logits(params, jnp.where(masked, self.mask_id, batch.tokens), seen(batch), batch)
         each = jnp.where(masked, surprise(logits, batch.tokens), 0.0)
         count = batch.mask.sum()
         metrics = {
             "accuracy": mean((jnp.argmax(logits, axis=-1) == batch.tokens).astype(jnp.float32), masked),
             "weight": count,
         }
-        return mean(each / rate[:, None], batch.mask), metrics
-
-    def predicted(self, params, batch, noisy: Array) -> Array:
-        """Logits `[B, T, V]` of the rows, as they are after masking, `[B, T]`."""
-        return self.logits(params, noisy, seen(batch))
+        return mean(each / rate[:, None], batch.mask), metrics, logits, masked
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion(MaskedDiffusion):
     """The loss that makes a diffusion model of an autoregressive one (A2D, github.com/ZHZisZZ/dllm).
 
-    Without blocks it is LLaDA's. With blocks it is that of block diffusion (BD3-LM, arXiv:2503.09573): a row is read as
-    [noisy | clean]. A noisy token sees its own block and the clean tokens of earlier blocks. A clean one sees the clean
-    tokens of its own block and of earlier ones. A row has one rate.
-
-    Attributes:
-      block: the length of a block; 0: the model sees the whole canvas.
-      align: where blocks count from: `prompt_end`, as the published sampler does, or `text`, a row's beginning, as the
-        published training does.
+    Without blocks it is LLaDA's, with blocks that of block diffusion (BD3-LM). The published training counts blocks from a
+    row's beginning, and the published sampler from the prompt's end.
     """
 
-    block: int = 0
-    align: str = "prompt_end"
+    block: int | None = 0
+    align: str | None = "prompt_end"
 
     def __post_init__(self):
-        if self.block < 0 or not 0 < self.eps < 1 or self.align not in ("prompt_end", "text"):
+        if (self.block or 0) < 0 or not 0 < self.eps < 1 or self.align not in ("prompt_end", "text"):
             raise ValueError(
                 f"a2d needs block >= 0, eps in (0, 1) and align prompt_end or text, got block={self.block}, eps={self.eps}, "
                 f"align={self.align}"
             )
 
-    def predicted(self, params, batch, noisy):
-        if not self.block:
-            return super().predicted(params, batch, noisy)
-        rows, width = noisy.shape
-        both = jnp.concatenate([noisy, batch.tokens], axis=1)
-        at = jnp.broadcast_to(jnp.tile(jnp.arange(width, dtype=jnp.int32), 2)[None], both.shape)
-        begin = jnp.argmax(batch.mask, axis=1)[:, None] if self.align == "prompt_end" else 0
-        of, clean = (at + -begin % self.block) // self.block, (jnp.arange(2 * width) >= width)[None]
-        own = (of[:, :, None] == of[:, None]) & (clean[:, :, None] == clean[:, None])
-        visible = (own | ((of[:, :, None] > of[:, None]) & clean[:, None])) & jnp.tile(seen(batch), 2)[:, None]
-        block = Block(both, at, jnp.zeros(rows, jnp.int32), visible, causal=False)
-        final = self.lm(params, block, None, wants=Wants(final=True)).final[:, :width]
-        return self.aligned(self.lm.unembed(params, final))
+
+@dataclasses.dataclass(frozen=True)
+class ConfidenceAware(MaskedDiffusion):
+    """LLaDA2.0's training for parallel decoding (CAP, arXiv:2512.15745): LLaDA's loss, plus the entropy where it is right.
+
+    The second term is the mean entropy of masked predictions whose likeliest token is the text's, times `weight`. It makes
+    them surer, so that more are committed at once, and has no gradient anywhere else.
+
+    Attributes:
+      weight: lambda. The report gives no number.
+    """
+
+    weight: float = 1.0
+
+    def __post_init__(self):
+        if not self.weight >= 0:
+            raise ValueError(f"cap needs a weight of at least 0, got {self.weight}")
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        loss, metrics, logits, masked = self._read(params, batch, key, mean)
+        right = masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
+        entropy = mean(entropies(logits), right)
+        return loss + self.weight * entropy, metrics | {"entropy": entropy}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +189,8 @@ class CertaintyForcing(MaskedObjective):
       weight: lambda.
       temperature: divides the logits whose entropy is lowered.
     """
+
+    blockwise: ClassVar[bool] = False
 
     block_length: int = 32
     share: float = 0.5
@@ -191,11 +230,7 @@ class CertaintyForcing(MaskedObjective):
     def term(self, params, batch, masked, after) -> tuple[Array, Array, Array]:
         """Cross-entropy `[B, T]`, entropy `[B, T]`, and which masked predictions are right `[B, T]`."""
         logits = self.logits(params, jnp.where(masked | after, self.mask_id, batch.tokens), seen(batch))
-        dist = jax.nn.log_softmax(logits / self.temperature, axis=-1)
-        dist = jnp.where(
-            jnp.isfinite(dist), dist, -1e9
-        )  # the mask's column: neither it nor its gradient is anything but 0
-        entropy = -jnp.sum(jnp.exp(dist) * dist, axis=-1)
+        entropy = entropies(logits / self.temperature)
         return surprise(logits, batch.tokens), entropy, masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
 
 

@@ -28,6 +28,8 @@ class Chosen:
       bytes: the bytes of all experts on one chip.
       rows: the rows of one chip.
       nodes: the nodes that the target reads per step and row.
+      capacity: how many experts a block of tokens chooses together; 0: tokens choose by themselves.
+      block_size: the tokens of such a block.
     """
 
     count: int
@@ -36,17 +38,22 @@ class Chosen:
     bytes: int
     rows: int
     nodes: int
+    capacity: int = 0
+    block_size: int = 0
 
     def touched(self, nodes: int) -> float:
         """The number of a layer's experts that a pass over `nodes` of each row reads; see `touched`."""
-        return touched(self.count, self.each, self.rows * nodes)
+        if not self.capacity:
+            return touched(self.count, self.each, self.rows * nodes)
+        within = touched(self.capacity, self.each, min(nodes, self.block_size))
+        return touched(self.count, within, self.rows * math.ceil(nodes / self.block_size))
 
     def read(self, nodes: int) -> int:
         """The bytes of these experts, on one chip and in all layers."""
         return round(self.bytes * self.touched(nodes) / self.count)
 
 
-def touched(count: int, each: int, tokens: int) -> float:
+def touched(count: int, each: float, tokens: int) -> float:
     """The mean number of X experts that M tokens touch if they choose uniformly and independently.
 
     One token misses an expert with probability `1 - k / X`, and M tokens with the M-th power of that. This is a high
@@ -75,7 +82,7 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
     own = [(path[: path.index("experts")], leaf) for path, leaf in leaves if "experts" in path]
     layers = len({tuple(path) for path, _ in own})
     size = chip_bytes([leaf for _, leaf in own])
-    return Chosen(config.num_experts, config.main, layers, size, rows, nodes)
+    return Chosen(config.num_experts, config.main, layers, size, rows, nodes, config.capacity, config.block_size)
 
 
 def grouped(own: Chosen, kernel: Kernel) -> Kernel:

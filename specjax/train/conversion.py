@@ -60,7 +60,7 @@ def a2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
     made = Conversion(model.lm, mask_id, shift, **of_loss)
     if shift and made.align != "text":
         raise ValueError("a2d: blocks of a model with shifted logits count from a text's beginning: leave align out")
-    masked = Masked(mask_id, shift, made.block, align=made.align if made.block else "text")
+    masked = Masked(mask_id, shift, made.block or 0, align=(made.align or "text") if made.block else "text")
     to_hf(model.lm.config, masked)
     check_length(options, model.lm)
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)  # small updates must not be lost

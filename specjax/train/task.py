@@ -132,12 +132,20 @@ def check_encoder(target: Any, lines: Lines, name: str, otherwise: str = "") -> 
         )
 
 
-def check_masked(name: str, target: Any, options: TrainOptions) -> None:
-    """Raises ValueError on options or a target that do not suit the training of a diffusion model."""
+def check_masked(name: str, target: Any, options: TrainOptions, blocks: bool = False) -> None:
+    """Raises ValueError on options or a target that do not suit the training of a diffusion model.
+
+    `blocks`: whether models with blocks are trained, if these count from the text's beginning and logits are not shifted.
+    """
     refuse(options, ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start"), name)
     if target.masked is None:
         raise ValueError(f"{name} trains a diffusion model, and {target.name} is an autoregressive one")
     if target.any_subset:
         raise ValueError(f"{name} trains a diffusion model, and {target.name} is {target.kind}: train any_subset")
-    if target.masked.block:
+    own = target.masked
+    if own.block and not blocks:
         raise ValueError(f"{name} trains models that see the whole canvas, and the blocks of {target.name} do not")
+    if own.block and (own.shift or own.reordered):
+        raise ValueError(
+            f"{name} trains models with blocks that have no shift and no window, and {target.name} has others"
+        )

@@ -18,7 +18,13 @@ from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
 from specjax.objectives.any_subset import AnySubsetLoss
-from specjax.objectives.masked import CertaintyForcing, Conversion, MaskedDiffusion, MaskedObjective
+from specjax.objectives.masked import (
+    CertaintyForcing,
+    ConfidenceAware,
+    Conversion,
+    MaskedDiffusion,
+    MaskedObjective,
+)
 from specjax.objectives.next_token import NextToken
 from specjax.sharding.distributed import is_first
 from specjax.train.any_subset import any_subset_task
@@ -93,10 +99,11 @@ def _masked(name: str, kind: type[MaskedObjective]) -> Make:
     """The task of a diffusion model's own parameters."""
 
     def make(target: Any, options: TrainOptions, read: Read) -> Task:
-        check_masked(name, target, options)
+        check_masked(name, target, options, blocks=kind.blockwise)
         check_plain(name, target)
         (fields,) = fields_of(options.drafter, kind)
-        made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
+        own = target.masked
+        made = kind(target.lm, own.mask_id, own.shift, block=own.block or None, align=own.align, **fields)
         params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be lost
 
         def save(folder: Path, params: Any) -> None:
@@ -123,6 +130,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "a2d": Making(Conversion, a2d_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
     "any_subset": Making(AnySubsetLoss, any_subset_task),
+    "cap": Making(ConfidenceAware, _masked("cap", ConfidenceAware)),
     "dparallel": Making(CertaintyForcing, _masked("dparallel", CertaintyForcing)),
 }
 """By name."""

@@ -39,7 +39,8 @@ KINDS = {
 }
 RARE = (
     "dream", "factor", "entropy", "eb", "local_leap", "hierarchy", "slow_fast", "credit", "prophet", "end_of_text", "learn2pd",
-    "remdm", "redo", "klass", "longest_prefix", "multi_block", "p2", "rediff", "joint_threshold", "rcr",
+    "remdm", "redo", "klass", "longest_prefix", "multi_block", "p2", "rediff", "joint_threshold", "levenshtein",
+    "rcr",
 )  # fmt: skip
 """Policies that the fast set tries elsewhere."""
 FAST = ("threshold", "cache dual", "blocks", *OWN)

@@ -9,6 +9,7 @@ import pytest
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
+from specjax.assembly.registry import make_unmask
 from specjax.diffusion import Dual, JointThreshold, Threshold, diffusion
 from specjax.diffusion.unmask.base import Guess
 from specjax.lm import Block, Wants
@@ -26,13 +27,13 @@ def _forward(size, causal):
 
 
 def wanted(row, causal, policy):
-    """The text, its passes with those that store, and how many tokens were edited."""
+    """The text, its passes with those that only store, and how many tokens were edited."""
     text = [*PROMPTS[row], *[MASK] * (LIMITS[row] - len(PROMPTS[row]))]
     given = [token != MASK for token in text]
     first, passes, edited = text.index(MASK), 0, 0
     low = first // W * W if causal else first
     while low < len(text):
-        block, post = range(low, min(low + W, len(text))), 0
+        block, post, stored = range(low, min(low + W, len(text))), 0, False
         while True:
             opened = [at for at in block if text[at] == MASK]
             post += not opened
@@ -52,9 +53,10 @@ def wanted(row, causal, policy):
                 text[at] = int(best[at])
             edited += len(edit)
             if not opened and not edit:
+                stored = True  # by this pass, which saw its last tokens
                 break
         low += W
-        passes += causal and low < len(text)  # it is stored, but for the last one
+        passes += causal and low < len(text) and not stored  # but for the last one
     return text, passes, edited
 
 
@@ -142,10 +144,33 @@ def test_a_block_whose_tokens_take_turns_ends():
     assert not bool(quiet.stay[0])
 
 
+def test_a_token_like_the_one_before_it_is_less_likely():
+    """At all but the block's first position, whether that token is the prompt's, a new one or a mask's."""
+    policy, plain = JointThreshold(0.6, 0.6, penalty_lambda=3.0), JointThreshold(0.6, 0.6)
+    given = guess([3, 2, 3, MASK, MASK], [3, 3, 4, 3, 5], [0.9] * 5)
+    got, _ = policy(given, jnp.zeros(1, int))
+    without = np.asarray(given.log_probs, np.float64)[0]
+    for at, beside in enumerate([None, 3, 2, 3, MASK]):
+        own = without[at] - (np.arange(V) == beside) * 3.0
+        assert int(got.tokens[0, at]) == own.argmax()
+        np.testing.assert_allclose(got.score[0, at], np.exp(own.max()) / np.exp(own).sum(), rtol=1e-4)
+    assert plain(given, jnp.zeros(1, int))[0].tokens[0, 1] == 3
+    high = JointThreshold(0.6, 0.6, penalty_lambda=9.0)(given, jnp.zeros(1, int))[0]
+    assert int(high.tokens[0, 3]) != 3
+
+
+def test_the_reports_thresholds_are_one_word_away():
+    assert make_unmask("joint_threshold:preset=paper") == JointThreshold(0.7, 0.5)
+    assert make_unmask("joint_threshold:preset=paper,threshold=0.6") == JointThreshold(0.6, 0.5)
+    assert make_unmask("joint_threshold") == JointThreshold(0.5, 0.0)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="which a cache leaves out: choose the cache none"):
         diffusion(LM, MASK, JointThreshold(), Dual(), block_length=W)
     with pytest.raises(ValueError, match="needs thresholds and max_post_steps >= 0"):
         JointThreshold(max_post_steps=-1)
+    with pytest.raises(ValueError, match="penalty_lambda >= 0, got -1"):
+        JointThreshold(penalty_lambda=-1)
     with pytest.raises(ValueError, match="num_to_transfer >= 1, got 0"):
         JointThreshold(num_to_transfer=0)

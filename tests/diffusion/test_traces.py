@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import diffusion_traces as traces
 
+from specjax.diffusion import Levenshtein
 from specjax.diffusion import decoder as decoding
 from specjax.diffusion.unmask.base import RULES
 
@@ -49,6 +50,8 @@ WARPED = {
     "dream_warped-6": DREAM("steps=4,rule=low_confidence", temperature=1.0, top_p=0.8),
 }
 """Settings with the likeliest token of the warped distribution in place of a drawn one, and ties as in `TIED`."""
+
+EDITED = [name for name in traces.lines() if name.startswith("indel")]
 
 needs_traces = pytest.mark.skipif(
     not traces.FOLDER.is_dir(), reason="needs the folder diffusion_traces in shared/data beside this checkout"
@@ -120,6 +123,43 @@ def test_a_text_ends_at_its_first_end():
     begin, end = len(lines[1]["prompt"]), int(state.length[1])
     text = seen[-1, 1, begin:end].tolist()
     assert text == lines[1]["tokens"][: len(text)] and text[-1] == 62
+
+
+@needs_traces
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", EDITED)
+def test_edits_are_as_many(setting, monkeypatch):
+    """Positions deleted and split, and tokens changed since a block came again."""
+    passes, lines = [{}], traces.lines()[setting]
+
+    def counted(name, closes):
+        def add(counts):
+            passes[-1][name] = passes[-1].get(name, 0) + np.asarray(counts)
+            if closes:
+                passes.append({})
+
+        return lambda counts: jax.debug.callback(add, counts.astype(jnp.int32), ordered=True)
+
+    tell = {name: counted(name, name == "split") for name in ("delete", "split", "escape")}
+    moved, redrawn = Levenshtein.moved, Levenshtein.redrawn
+
+    def moving(self, guess, written, original):
+        own = guess.masked | guess.committed
+        tell["delete"]((own & (written == self.delete_token_id)).sum(axis=1))
+        tell["split"]((own & (written == self.split_token_id)).sum(axis=1))
+        return moved(self, guess, written, original)
+
+    def drawing(self, guess, block, sure, moves, when, before):
+        tell["escape"](when & moves.any(axis=1))
+        return redrawn(self, guess, block, sure, moves, when, before)
+
+    monkeypatch.setattr(Levenshtein, "moved", moving)
+    monkeypatch.setattr(Levenshtein, "redrawn", drawing)
+    _, state = traces.run(lines)
+    jax.effects_barrier()
+    for row, line in enumerate(lines):
+        own = passes[: int(state.stats.steps[row])]
+        assert {name: sum(int(one[name][row]) for one in own) for name in tell} == line["edits"]
 
 
 def given_noise(setting):

@@ -24,6 +24,7 @@ FIELDS = {
     "klass": {"threshold": 0.2, "kl": 3.0, "history": 1},
     "longest_prefix": {"threshold": 0.3},
     "multi_block": {"threshold": 0.3},
+    "levenshtein": {"delete_token_id": 5, "split_token_id": 7, "max_post_steps": 4},
     "learn2pd": {"threshold": 0.4, "block_length": 8, "hidden": 4},
     "prophet": {"early": 1.0, "middle": 0.5, "late": 0.2},
 }

@@ -1,5 +1,11 @@
-"""LLaDA 2 folders, written by their own rules, against transformers' GLM-4.5, whose layers compute the same; and bad input."""
+"""LLaDA 2 folders, written by their own rules, against transformers' GLM-4.5, whose layers compute the same; and bad input.
 
+Blocks that choose experts (LLaDA 2.2) are a loop over blocks in place of the router's groups.
+"""
+
+import copy
+import dataclasses
+import functools
 import json
 
 import jax
@@ -11,7 +17,7 @@ from support.small_experts import blocks, decoded, edited, ours, theirs
 import specjax
 from specjax import models
 from specjax.decode import Diffusion
-from specjax.models import Masked, ModelError, tensors
+from specjax.models import LlamaLM, Masked, ModelError, llama_config, tensors
 from specjax.models.families import base
 from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
@@ -130,6 +136,56 @@ def test_a_folder_gives_back_what_was_saved(llada2, model, tmp_path):
     assert len(kept) > 25 and {name: config[name] for name in kept} == {name: CONFIG[name] for name in kept}
 
 
+def by_blocks(gate, capacity, x):
+    """The router's result for rows `[B, T, E]` of which each token chooses within its block, in loops."""
+    logits = torch.einsum("bte,xe->btx", x.float(), gate.weight.float())
+    scores = logits.sigmoid()
+    ranked = scores + gate.e_score_correction_bias
+    weights, experts = [], []
+    for row in range(len(x)):
+        for begin in range(0, x.shape[1], BLOCK):
+            best = ranked[row, begin : begin + BLOCK].max(dim=0).values
+            allowed = sorted(range(len(best)), key=lambda i: -float(best[i]))[:capacity]
+            for t in range(begin, min(begin + BLOCK, x.shape[1])):
+                own = sorted(allowed, key=lambda i: -float(ranked[row, t, i]))[: gate.top_k]
+                taken = scores[row, t, own]
+                weights.append(taken / taken.sum() * gate.routed_scaling_factor)
+                experts.append(torch.tensor(own))
+    return logits.reshape(-1, logits.shape[-1]), torch.stack(weights), torch.stack(experts)
+
+
+@pytest.fixture(scope="module", params=(4, 8))
+def choosing(request, llada2, tmp_path_factory):
+    """The same folder with `expert_capacity`, and transformers' model with that router."""
+    edits = {"delete_token_id": 5, "split_token_id": 0}
+    folder = edited(llada2[1], tmp_path_factory.mktemp("llada2.2") / "model", expert_capacity=request.param, **edits)
+    other = copy.deepcopy(llada2[0])
+    for layer in other.model.layers[1:]:
+        layer.mlp.gate.forward = functools.partial(by_blocks, layer.mlp.gate, request.param)
+    return other, folder
+
+
+def test_logits_where_blocks_choose_experts(choosing, model):
+    """With all experts as capacity, a token's choice is plain, and not the groups'."""
+    own = models.load(choosing[1], dtype="float32")
+    assert own.lm.whole_blocks == BLOCK and own.lm.config.experts.choices == own.lm.config.experts.capacity
+    want = theirs(choosing[0], IDS, BLOCKS)
+    np.testing.assert_allclose(ours(own, IDS, BLOCKS), want, atol=1e-4)
+    assert np.abs(ours(model, IDS, BLOCKS) - want).max() > 1  # without the field everything differs
+
+
+def test_it_is_written_with_its_capacity(choosing, tmp_path):
+    own = models.load(choosing[1], dtype="float32")
+    models.save(tmp_path / "again", own.lm, own.params, diffusion=own.masked)
+    again = models.load(tmp_path / "again", dtype="float32")
+    assert (again.lm, again.masked) == (own.lm, own.masked)
+    assert (again.masked.delete_id, again.masked.split_id) == (5, 0)
+    with pytest.raises(ModelError, match="in blocks of 4, and the model has blocks of 8"):
+        models.save(tmp_path / "longer", own.lm, own.params, diffusion=dataclasses.replace(own.masked, block=8))
+    with pytest.raises(ModelError, match="no supported architecture"):
+        models.save(tmp_path / "layers", own.lm, own.params)
+
+
 def test_devices_read_their_part_of_joined_rows(llada2, model):
     split = models.load(llada2[1], dtype="float32", mesh=make_mesh("data=1,model=4", jax.devices()[:4]))
     (attention, mlp), (own_attention, own_mlp) = (
@@ -162,7 +218,18 @@ def test_the_published_size():
         ({"score_function": "softmax"}, "score_function 'softmax' is not supported; LLaDA 2 has 'sigmoid'"),
         ({"norm_topk_prob": False}, "norm_topk_prob False is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window True is not supported"),
-        ({"expert_capacity": 4}, "expert_capacity 4 is of LLaDA 2.2, .* not supported: load a LLaDA 2.0 or 2.1 model"),
+        ({"expert_capacity": 2}, r"expert_capacity 2 must be .* from 3 \(num_experts_per_tok\) to 8 \(num_experts\)"),
+        ({"expert_capacity": 9}, "expert_capacity 9 must be the number of experts that a block chooses"),
+        ({"expert_capacity": -4}, "expert_capacity -4 must be"),
+        ({"expert_capacity": "4"}, "expert_capacity '4' must be"),
+        (
+            {"delete_token_id": 3},
+            "needs delete_token_id and split_token_id, two ids besides .* 47, or neither; got 3 and None",
+        ),
+        ({"delete_token_id": 3, "split_token_id": 3}, "two ids besides the mask's 47, or neither; got 3 and 3"),
+        ({"delete_token_id": 3, "split_token_id": MASK}, "two ids besides the mask's"),
+        ({"delete_token_id": 3, "split_token_id": -1}, "or neither; got 3 and -1"),
+        ({"delete_token_id": 3, "split_token_id": 60}, "split_token_id 60 is outside the vocabulary of 48 tokens"),
         ({"n_group": 3}, "8 experts do not form 3 groups"),
         ({"n_group": 8}, "8 experts do not form 8 groups of two or more"),
         ({"topk_group": 5}, "topk_group 5"),
@@ -192,5 +259,13 @@ def test_a_bad_folder_is_one_clear_error(llada2, tmp_path, changes, said):
 def test_it_is_saved_as_what_it_is(model, tmp_path):
     with pytest.raises(ModelError, match="written as LLaDA 2, with blocks and no shift"):
         models.save(tmp_path / "x", model.lm, model.params, diffusion=Masked(1, shift=False))
+    llama = LlamaLM(llama_config(48, 32, 40, 1, 4, 2, 8))
+    with pytest.raises(ModelError, match="tokens that delete and split are written as LLaDA 2"):
+        models.save(
+            tmp_path / "y",
+            llama,
+            llama.init(jax.random.key(0)),
+            diffusion=Masked(1, shift=False, delete_id=2, split_id=3),
+        )
     models.save(tmp_path / "layers", model.lm, model.params)  # read from left to right, they are GLM-4.5's
     assert json.loads((tmp_path / "layers" / "config.json").read_text())["architectures"] == ["Glm4MoeForCausalLM"]

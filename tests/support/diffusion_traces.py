@@ -30,7 +30,7 @@ def _named(line):
     """A line whose call has this library's names where those of the folder are other ones."""
     call = line["call"]
     if call is not None and "unmask" in call:
-        call["unmask"] = call["unmask"].replace(",whole=", ",complete=")
+        call["unmask"] = functools.reduce(lambda line, pair: line.replace(*pair), FIELDS.items(), call["unmask"])
         if line["sampler"].startswith("remdm") or call["unmask"].startswith("remdm"):
             call["unmask"] = call["unmask"].replace("remdm", "redo")
         if call["cache"] == "block_causal":
@@ -40,7 +40,9 @@ def _named(line):
 
 ENDS = {"logits_eos_inf": "never", "confidence_eos_eot_inf": "doubted"}
 NAMES = {"cfg_scale": "guidance"}
-WITH_OPENINGS = ("p2",)
+FIELDS = {",whole=": ",complete=", "edit_threshold=": "editing_threshold=", "max_post_edit_steps=": "max_post_steps="}
+"""Fields of policies' lines that are called otherwise here."""
+WITH_OPENINGS = ("p2", "indel_sglang", "indel_fluxserve")
 """Samplers whose lines name the passes that opened a position, too."""
 KNOWN = (*Diffusion.__dataclass_fields__, *ENDS, *NAMES, "filter")
 """What lines of the folder call the settings of a diffusion model."""

@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import but_slow
 from support.shapes import changed
 
 from specjax import cli, models
 from specjax.decode import Diffusion
-from specjax.lm import Output
+from specjax.lm import Block, Output, Wants
 from specjax.models import LlamaLM, Masked, llama_config
 from specjax.objectives.base import Batch
-from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, surprise
+from specjax.objectives.masked import CertaintyForcing, ConfidenceAware, MaskedDiffusion, surprise
 
 V, T, MASK = 9, 12, 8
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 8, (3, T)))
@@ -107,6 +106,47 @@ def test_certainty_forcing_is_its_formula():
     np.testing.assert_allclose(metrics["entropy"], entropy[right].mean(), rtol=1e-5)
 
 
+def test_confidence_is_raised_where_the_prediction_is_right_and_nowhere_else():
+    """CAP: LLaDA's loss plus the entropy of right masked predictions, whose gradient is 0 at wrong and at known positions."""
+    key, params = jax.random.key(3), table()
+    plain, weighted = (ConfidenceAware(Table(), MASK, False, eps=0.3, weight=weight) for weight in (0.0, 3.0))
+    loss = lambda objective: lambda params: objective.loss(params, None, BATCH, key)
+    (low, _), (high, metrics) = (loss(objective)(params) for objective in (plain, weighted))
+    masked = np.asarray(Table.shown.tokens == MASK)
+    logits = np.asarray(params, np.float64)[..., :MASK]
+    right = masked & (logits.argmax(-1) == np.asarray(TOKENS))
+    dist = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    entropy = -(dist * np.log(dist)).sum(-1)[right].mean()
+    assert right.any() and (masked & ~right).any() and (np.asarray(ANSWER) & ~masked).any()
+    assert low == MaskedDiffusion(Table(), MASK, False, eps=0.3).loss(params, None, BATCH, key)[0]
+    np.testing.assert_allclose([metrics["entropy"], high - low], [entropy, 3 * entropy], rtol=1e-4)
+    grads = [jax.grad(lambda p, own=own: loss(own)(p)[0])(params) for own in (plain, weighted)]
+    np.testing.assert_array_equal(jnp.any(grads[0] != grads[1], axis=-1), right)
+    assert not bool(jnp.any(grads[1][~jnp.asarray(masked)]))
+
+
+def test_a_masked_block_sees_the_clean_text_before_it():
+    """One pass of both texts gives what passes over each block after the clean text give, and padding joins none."""
+    lm, size = LlamaLM(llama_config(V, 16, 24, 1, 2, 2, 8, max_position_embeddings=64)), 4
+    params = jax.tree.map(lambda x: 3 * x, jax.jit(lm.init)(jax.random.key(0)))
+    noisy = jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, TOKENS.shape), MASK, TOKENS)
+    real = jnp.arange(T)[None] < jnp.asarray([[12], [10], [12]])
+    got = jax.jit(MaskedDiffusion(lm, MASK, False, block=size).logits)(params, noisy, real, TOKENS)
+    of, at = jnp.arange(T) // size, jnp.broadcast_to(jnp.arange(T), TOKENS.shape)
+    sees = (of[None] <= of[:, None])[None] & real[:, None]
+    read = jax.jit(
+        lambda ids: lm(params, Block(ids, at, at[:, 0], sees, causal=False), None, wants=Wants(logits=True)).logits
+    )
+    want = jnp.stack([read(jnp.where(of[None] < block, TOKENS, noisy)) for block in range(3)])
+    want = jnp.where(jnp.arange(V) == MASK, -jnp.inf, jnp.take_along_axis(want, of[None, None, :, None], axis=0)[0])
+    np.testing.assert_allclose(jnp.where(real[..., None], got, 0), jnp.where(real[..., None], want, 0), atol=1e-5)
+
+
+def test_a_negative_weight():
+    with pytest.raises(ValueError, match="cap needs a weight of at least 0, got -1"):
+        ConfidenceAware(Table(), MASK, False, weight=-1)
+
+
 @pytest.mark.parametrize("fields", ({"share": 1.0}, {"temperature": 0.0}, {"weight": -1.0}, {"block_length": -1}))
 def test_fields_out_of_range(fields):
     (name, value), *_ = fields.items()
@@ -123,6 +163,8 @@ def files(tmp_path_factory):
     models.save(folder / "masked", lm, jax.jit(lm.init)(jax.random.key(0)), diffusion=Masked(MASK, False))
     own = LlamaLM(changed(lm.config, qk_norm=True))
     models.save(folder / "blocks", own, jax.jit(own.init)(jax.random.key(0)), diffusion=Masked(MASK, False, 4))
+    biased = LlamaLM(changed(lm.config, qkv_bias=True))
+    models.save(folder / "shifted", biased, jax.jit(biased.init)(jax.random.key(0)), diffusion=Masked(MASK, True, 4))
     models.save(folder / "plain", lm, jax.jit(lm.init)(jax.random.key(0)))
     lines = [{"prompt": [1, 2], "tokens": [3, 4, 5, 6, 3, 4, 5, 6]}] * 16
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -130,9 +172,17 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", but_slow(("diffusion", "dparallel:block_length=4"), "dparallel:block_length=4"))
-def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name):
-    words = ["train", name, "--target", files / "masked", "--data", files / "data.jsonl", "--output", tmp_path / "out"]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    (
+        ("diffusion", "masked"),
+        ("dparallel:block_length=4", "masked"),
+        ("cap:weight=0.1", "masked"),
+        ("cap:weight=0.1", "blocks"),
+    ),
+)
+def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name, kind):
+    words = ["train", name, "--target", files / kind, "--data", files / "data.jsonl", "--output", tmp_path / "out"]
     options = ["--steps", 200, "--batch-size", 4, "--length", 10, "--learning-rate", 0.02, "--checkpoint-every", 200]
     assert cli.main([str(word) for word in [*words, *options]]) == 0
     losses = [
@@ -143,7 +193,16 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name)
 
     engine = Engine(str(tmp_path / "out"), decode=Diffusion(unmask="fixed", block_length=4))
     (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)])
-    assert engine.model.masked == Masked(MASK, False) and record.tokens == [3, 4, 5, 6, 3, 4, 5, 6]
+    assert engine.model.masked == Masked(MASK, False, 4 * (kind == "blocks")) and record.tokens == [
+        3,
+        4,
+        5,
+        6,
+        3,
+        4,
+        5,
+        6,
+    ]
     capsys.readouterr()
 
 
@@ -156,6 +215,12 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name)
             "blocks",
             [],
             "dparallel trains models that see the whole canvas, and the blocks of blocks do not",
+        ),
+        (
+            "cap",
+            "shifted",
+            [],
+            "cap trains models with blocks that have no shift and no window, and shifted has",
         ),
         ("medusa", "masked", [], "medusa is a head for an autoregressive model"),
         ("distill", "masked", ["--draft", "tiny-draft"], "distill teaches a draft of an autoregressive model"),

@@ -19,7 +19,7 @@ from specjax.draft.pard2.features import Joined
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
-from specjax.objectives.masked import CertaintyForcing, Conversion, MaskedDiffusion
+from specjax.objectives.masked import CertaintyForcing, ConfidenceAware, Conversion, MaskedDiffusion
 from specjax.objectives.means import MEAN, Counted, Parts, counts
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 from specjax.train.distill import Distill
@@ -41,6 +41,7 @@ OTHERS = {
     "lud": TrainLud(tiny.TARGET, tiny.TARGET, mask=31, depths=3, alpha=0.01),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "a2d": Conversion(tiny.DRAFT, 31, False, block=3),
+    "cap": ConfidenceAware(tiny.DRAFT, 31, False, block=4),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
     "learn2pd": LEARN2PD,
     **{
@@ -68,7 +69,7 @@ def started(name):
     """An objective, parameters, and what is frozen."""
     objective = of_name(name)
     target = frozen("acceptance" if name in ("acceptance", "distill_chosen") else "distill")
-    if name in ("masked", "a2d", "dparallel", "learn2pd"):
+    if name in ("masked", "a2d", "cap", "dparallel", "learn2pd"):
         target = tiny.draft_params()
     return objective, objective.init(jax.random.key(3), target), target
 

@@ -26,6 +26,7 @@ from specjax.diffusion.unmask.remask import Redo as Redo
 from specjax.diffusion.unmask.path_planning import PathPlanning as PathPlanning
 from specjax.diffusion.unmask.rediff import ReDiff as ReDiff
 from specjax.diffusion.unmask.joint_threshold import JointThreshold as JointThreshold
+from specjax.diffusion.unmask.levenshtein import Levenshtein as Levenshtein
 from specjax.diffusion.unmask.remask import RunningConfidence as RunningConfidence
 
 # the contract

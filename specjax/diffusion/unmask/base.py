@@ -82,6 +82,7 @@ class Guess:
         may equal it, as in Fast-dLLM's.
       rounded: the number of positions of a block whose schedule is rounded pass by pass, see `scheduled_in`; 0 for an
         even schedule.
+      mask_id: the id of an open position in `current`.
     """
 
     tokens: Int[Array, "B W"]
@@ -98,6 +99,7 @@ class Guess:
     log_own: Float[Array, "B W V"] = None  # type: ignore[assignment]
     strict: bool = dataclasses.field(default=False, metadata={"static": True})
     rounded: int = dataclasses.field(default=0, metadata={"static": True})
+    mask_id: int = dataclasses.field(default=-1, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -105,11 +107,14 @@ class Guess:
 class Choice:
     """The decision of a policy.
 
+    A policy that moves tokens says what stands at each position afterwards: `commit` where it was open, `edit` where it
+    was known, `reopen` where it becomes open.
+
     Attributes:
       commit: `[B, W]` bool; only masked positions count.
       score: `[B, W]` float32: if no masked position was chosen, the one with the highest score is committed.
       tokens: `[B, W]` int32, what to write.
-      reopen: `[B, W]` bool, committed positions of the block that become open again, or None.
+      reopen: `[B, W]` bool, committed positions of the block that become open, or None.
       besides: `[B, N]` int32, tokens to write at further open positions, those of the overview, -1 for none; or None.
       undo: `[B, N]` bool, positions of the overview that become open again, or None.
       end: `[B]` int32, where the canvas is cut, or None.
@@ -189,6 +194,18 @@ class Unmask(abc.ABC):
     def ordered(self) -> bool:
         """Whether a guess's noise belongs to its positions alone, the same in every pass."""
         return False
+
+    @property
+    def sees_mask(self) -> bool:
+        """Whether `log_probs` and `log_own` have the mask's probability too, for a policy that takes it for a prediction.
+
+        `Guess.tokens` never holds the mask.
+        """
+        return False
+
+    def for_model(self, masked: Any) -> "Unmask":
+        """The policy with what it takes from a model's settings of diffusion (`specjax.models.Masked`)."""
+        return self
 
     @property
     def fills(self) -> bool:

@@ -44,6 +44,14 @@ class Wrapper(Unmask):
         return self.inner.ordered
 
     @property
+    def sees_mask(self):
+        return self.inner.sees_mask
+
+    def for_model(self, masked: Any) -> Unmask:
+        """See `Unmask.for_model`."""
+        return dataclasses.replace(self, inner=self.inner.for_model(masked))
+
+    @property
     def idle(self):
         return self.inner.idle
 

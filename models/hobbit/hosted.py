@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specjax.models.errors import ModelError
 
@@ -27,4 +28,4 @@ def check() -> None:
 def moved(tree: Any) -> Any:
     """Arrays moved to their devices' hosts, one at a time."""
     there = lambda x: jax.device_put(x, x.sharding.with_memory_kind(KIND))
-    return jax.tree.map(lambda x: jax.block_until_ready(there(x)), tree)
+    return jax.tree.map(lambda x: jax.block_until_ready(there(jnp.asarray(x))), tree)

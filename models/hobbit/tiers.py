@@ -25,7 +25,7 @@ class Tiers:
 
     An expert's unimportance is the share of the token's gates that experts with larger gates hold, 0 for the best. Up to
     `high` it is computed in many bits, up to `low` in few, and above in none. The paper's own thresholds are not known to us;
-    the defaults are ours, measured on a small model.
+    the defaults are ours (`experiments/hobbit` has what they do to a small model).
 
     The paper asks only where a copy is missing on the device. Here gates alone decide, so that a text depends on no cache, no
     other row and no drafter.

@@ -15,6 +15,7 @@ from specjax.lm import Block
 from specjax.models.block_choice import limited
 from specjax.models.compressed import changed
 from specjax.models.grouped import grouped_dot
+from specjax.models.hobbit.tiers import Tiered, Tiers
 from specjax.models.linear import Linear
 from specjax.models.mlp import ACTIVATIONS, Activation, MLPConfig
 from specjax.models.own_experts import in_turns
@@ -224,8 +225,13 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array, inputs: bool = Fal
       experts: int32.
       inputs: whether the weights multiply what experts read, and not what they give.
     """
-    count, inner, _ = own.down.kernel.get_value().shape
+    kernel = own.down.kernel.get_value()
+    count, inner, _ = kernel.shape
     mesh = known_mesh()
+    if isinstance(kernel, Tiered):
+        if mesh is not None and mesh.size > 1:
+            raise ValueError("experts in two precisions (weights='hobbit') are for one device: leave the mesh out")
+        return _in_tiers(own, x, weights, experts, kernel.tiers, inputs)
     if mesh is None or not whole_experts(mesh, count, inner):
         return _summed(x, weights, experts, count, own.mlp, inputs)
     graph, params = nnx.split(own)
@@ -251,6 +257,18 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array, inputs: bool = Fal
         return jax.shard_map(part, in_specs=given, out_specs=rows, check_vma=False)(params, x, weights, experts)
 
 
+def _in_tiers(own: Any, x: Array, weights: Array, experts: Array, tiers: Tiers, inputs: bool) -> Array:
+    """See `mixed`; of matrices in two precisions, `tiers` chooses one for each expert of a token, or none."""
+    count = own.down.kernel.get_value().shape[0]
+    weights, groups = tiers.grouped(weights, experts, count)
+
+    def mlp(x: Array, sizes: Array) -> Array:
+        here = (jnp.arange(x.shape[0]) < sizes.sum())[:, None]
+        return jnp.where(here, own.mlp(x, sizes), 0)  # skipped ones come last
+
+    return _summed(x, weights, groups, 2 * count, mlp, inputs)
+
+
 def _summed(
     x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array], inputs: bool
 ) -> Array:  # fmt: skip
@@ -258,7 +276,7 @@ def _summed(
     tokens, each = experts.shape
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen, stable=True)
-    sizes = jnp.zeros((count,), jnp.int32).at[chosen].add(1)
+    sizes = jnp.zeros((count,), jnp.int32).at[chosen].add(1, mode="drop")
     read = x[order // each]
     read = read * weights.reshape(-1)[order][:, None].astype(x.dtype) if inputs else read
     out = mlp(read, sizes)[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
@@ -333,8 +351,10 @@ class Affine(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((shape[0], shape[2]), dtype))
 
     def __call__(self, x: Array, sizes: Array) -> Array:
-        """Tokens sorted by expert, `sizes` `[X]` of which each has."""
-        bias = jnp.repeat(self.bias[...], sizes, axis=0, total_repeat_length=x.shape[0])
+        """Tokens sorted by expert, `sizes` `[X]` of which each has, or `[2 X]`: see `Tiers.grouped`."""
+        own = self.bias[...]
+        own = jnp.tile(own, (sizes.shape[0] // own.shape[0], 1))
+        bias = jnp.repeat(own, sizes, axis=0, total_repeat_length=x.shape[0])
         return grouped_dot(x, self.kernel.get_value(), sizes) + bias
 
 

@@ -25,9 +25,11 @@ import ml_dtypes
 import numpy as np
 
 from specjax.models import dfloat11, quantising
-from specjax.models.byte_ranges import Source, Stack
+from specjax.models.byte_ranges import Source, Stack, place_one
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
+from specjax.models.hobbit import hosted
+from specjax.models.hobbit.tiers import Tiered, Tiers
 from specjax.models.weights import hf_name, listed
 
 USUAL, SHORTEST = 128, 16
@@ -61,6 +63,16 @@ class Formats(abc.ABC):
                 held.setdefault(own[0], []).append((_name(path), leaf.shape[own[1]]))
         for form, inputs in held.items():
             form.check_groups(inputs)
+
+    @property
+    def one_device(self) -> bool:
+        """Whether no mesh can hold matrices in these formats."""
+        return False
+
+    def check_mesh(self, mesh: Any) -> None:
+        """Raises ModelError if a mesh (None: there is none) cannot hold matrices in these formats."""
+        if mesh is not None and self.one_device:
+            raise ModelError(f"weights {str(self)!r} are for one device: leave the mesh out")
 
     def shapes(self, shapes: Any) -> Any:
         """A params pytree of `ShapeDtypeStruct`s, converted to these formats.
@@ -111,9 +123,14 @@ class Format(Formats):
     vocab: bool = False
 
     def __str__(self) -> str:
-        usual, fields = FORMATS[self.name], {"group": self.group, "vocab": self.vocab}
+        usual, fields = FORMATS[self.name], {field: getattr(self, field) for field in self.settings}
         changed = (f"{field}={value}".lower() for field, value in fields.items() if value != getattr(usual, field))
         return ":".join(part for part in (self.name, ",".join(changed)) if part)
+
+    @property
+    def settings(self) -> dict[str, Callable[[str], Any]]:
+        """What a line may say after the name, with the reader of each word; readers raise KeyError or ValueError."""
+        return {"group": _count, "vocab": _SWITCH.__getitem__}
 
     def of(self, path: tuple[Any, ...]) -> "tuple[Format, int] | None":
         """See `Formats.of` and `inputs_axis`."""
@@ -251,6 +268,121 @@ class Lossless(Format):
         return quantising.CodedSource(self.size(source.shape[axis]), source, axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class TwoPrecisions(Format):
+    """Experts as they are and in few bits, of which each token takes one or none (`specjax.models.hobbit.tiers`).
+
+    Everything else stays plain. A group is one of the format in few bits; 0: as that format has it.
+
+    Attributes:
+      high: see `Tiers`.
+      low: see `Tiers`.
+      renormalised: see `Tiers`.
+      bits: the format in few bits.
+      host: whether experts lie in the host's memory; see `Tiered`.
+    """
+
+    high: float = Tiers.high
+    low: float = Tiers.low
+    renormalised: bool = Tiers.renormalised
+    bits: str = "int4"
+    host: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.high <= self.low <= 1:
+            raise ModelError(
+                f"{self.name}: thresholds are 0 <= high <= low <= 1, got high={self.high:g} and low={self.low:g}"
+            )
+        if self.host:
+            hosted.check()
+
+    @property
+    def settings(self) -> dict[str, Callable[[str], Any]]:
+        """See `Format.settings`."""
+        few = {name: name for name, form in FORMATS.items() if isinstance(form, Scaled)}
+        switch = _SWITCH.__getitem__
+        own = {"high": float, "low": float, "renormalised": switch, "bits": few.__getitem__, "host": switch}
+        return {**own, "group": _count}
+
+    @property
+    def few(self) -> Format:
+        """The format in few bits."""
+        own = FORMATS[self.bits]
+        return dataclasses.replace(own, group=self.group) if self.group else own
+
+    def of(self, path: tuple[Any, ...]) -> tuple[Format, int] | None:
+        """See `Formats.of`."""
+        axis = inputs_axis(path, False)
+        of_experts = any(getattr(key, "key", None) == "experts" for key in path)
+        return (self, axis) if axis is not None and of_experts else None
+
+    def check(self, shapes: Any) -> None:
+        """See `Formats.check`.
+
+        Raises:
+          ModelError: also for a model without experts.
+        """
+        if all(self.of(path) is None for path, _ in jax.tree_util.tree_leaves_with_path(shapes)):
+            raise ModelError(f"weights {str(self)!r} keep experts in two precisions, and this model has none")
+        super().check(shapes)
+
+    def check_groups(self, inputs: list[tuple[str, int]]) -> None:
+        """See `Format.check_groups`."""
+        self.few.check_groups(inputs)
+
+    @property
+    def one_device(self) -> bool:
+        return True
+
+    def made(self, many: Any, few: Any) -> Tiered:
+        """A leaf from both precisions, moved to where they belong."""
+        tiers = Tiers(self.high, self.low, self.renormalised)
+        many, few = hosted.moved((many, few)) if self.host else (many, few)
+        return Tiered(many, few, tiers, self.host)
+
+    def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> Tiered:
+        """See `Format.shape`."""
+        return Tiered(
+            leaf, self.few.shape(leaf, axis), Tiers(self.high, self.low, self.renormalised), on_host=self.host
+        )
+
+    def leaf(self, x: Any, axis: int) -> Tiered:
+        """See `Format.leaf`."""
+        return self.made(x, self.few.leaf(x, axis))
+
+    def source(self, source: Source | Stack, axis: int) -> "TieredSource":
+        """See `Format.source`."""
+        return TieredSource(self, source, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class TieredSource:
+    """The source of experts in two precisions. They are read twice, one matrix of each expert of a layer at a time.
+
+    Attributes:
+      format: of the result.
+      source: of the plain numbers.
+      axis: of the inputs, counted from the end.
+    """
+
+    format: TwoPrecisions
+    source: Source | Stack
+    axis: int
+
+    def placed(self, dtype: Any, place: None) -> Tiered:
+        """See `quantising.QuantisedSource.placed`; on the default device, or in its host's memory."""
+        few = self.format.few.source(self.source, self.axis).placed(dtype, place)
+        return self.format.made(place_one(self.source, dtype, place), few)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal():
+        raise ValueError
+    return int(word)
+
+
+_SWITCH = {"true": True, "false": False}
+
 FORMATS = {
     kind.name: kind
     for kind in (
@@ -258,6 +390,7 @@ FORMATS = {
         Scaled("int4", None, kind=np.dtype(ml_dtypes.int4), most=7.5),
         Scaled("fp8", kind=_FP8, most=float(ml_dtypes.finfo(_FP8).max)),
         Lossless("dfloat11", None),
+        TwoPrecisions("hobbit"),
     )
 }
 """The formats by name."""
@@ -303,7 +436,10 @@ class PerMatrix(Formats):
                     f"{', '.join(map(str, BITS))} or one of {', '.join(FORMATS)}"
                 )
             try:
-                lines[name] = _one_format(BITS[int(word)] if word.isdecimal() else word)
+                own = _one_format(BITS[int(word)] if word.isdecimal() else word)
+                if isinstance(own, TwoPrecisions):
+                    raise ModelError(f"{own.name} is for all experts at once: give it as weights, not for a matrix")
+                lines[name] = own
             except ModelError as error:
                 raise ModelError(f"{file}, line {number}: {error}") from None
         return cls(file, hashlib.sha256(content).hexdigest()[:12], tuple(lines.items()))
@@ -417,23 +553,23 @@ def _one_format(line: str | None) -> Format | None:
     """The format that a line names; see `read_format`."""
     if line is None:
         return None
+    name, _, rest = (part.strip() for part in line.partition(":"))
     known = (
         f"give {', '.join(FORMATS)}, with group=N inputs of an output (0: all) or vocab=true after a colon; packed, as the "
         "file has them; plain; or a file with a format for each matrix"
     )
-    name, _, rest = line.partition(":")
-    fields: dict[str, Any] = {}
+    if name not in FORMATS:
+        raise ModelError(f"unknown weights {line!r}; {known}")
+    form = FORMATS[name]
+    settings, fields = form.settings, dict[str, Any]()
     for item in rest.split(",") if rest else ():
         field, _, value = (part.strip().lower() for part in item.partition("="))
-        if field == "group" and value.isdecimal():
-            fields[field] = int(value)
-        elif field == "vocab" and value in ("true", "false"):
-            fields[field] = value == "true"
-        else:
-            raise ModelError(f"weights {line!r}: {item.strip()!r} is not a setting; {known}")
-    if name.strip() not in FORMATS:
-        raise ModelError(f"unknown weights {line!r}; {known}")
-    return dataclasses.replace(FORMATS[name.strip()], **fields)
+        try:
+            fields[field] = settings[field](value)
+        except (KeyError, ValueError):
+            own = known if "vocab" in settings else f"{name} takes {', '.join(settings)}"
+            raise ModelError(f"weights {line!r}: {item.strip()!r} is not a setting; {own}") from None
+    return dataclasses.replace(form, **fields)
 
 
 def check_plain(params: Any, what: str, but: tuple[type, ...] = ()) -> None:

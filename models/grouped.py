@@ -14,6 +14,7 @@ from specjax.kernels.grouped_dot import grouped_dot as plain_dot
 from specjax.kernels.grouped_dot import loop
 from specjax.kernels.products import split
 from specjax.models.few_bits import Quantised, dot_of, is_quantised, plain
+from specjax.models.hobbit import tiers
 
 Array = jax.Array
 
@@ -23,12 +24,14 @@ def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
 
     Args:
       x: `[R, E]`, sorted by group.
-      kernels: `[X, E, F]`, plain, `Quantised` or `Coded`.
-      sizes: how many rows each group has, `[X]` int32, at most R in all.
+      kernels: `[X, E, F]`, plain, `Quantised`, `Coded` or `Tiered`.
+      sizes: how many rows each group has, `[X]` int32, at most R in all; `[2 X]` for `Tiered` ones.
 
     Returns:
       `[R, F]`; rows after those of all groups are undefined.
     """
+    if isinstance(kernels, tiers.Tiered):
+        return tiers.grouped_dot(x, kernels, sizes, dot_of)
     return (_few_bits_dot if is_quantised(kernels) else plain_dot)(x, kernels, sizes)
 
 

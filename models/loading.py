@@ -137,6 +137,8 @@ def load(
     if adapters.folders(adapter) and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is not a model of the Llama family: an adapter can be merged only into one of these")
     form = checked_format(form, lm)
+    if form is not None:
+        form.check_mesh(mesh)
     added = _adapters(adapter, lm, raw)
     wide = widened(_with_parted_head(lm, raw, added), mesh)
     # our own checks come before those of transformers

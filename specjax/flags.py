@@ -35,7 +35,7 @@ capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtyp
 datastore: -h --help action files --output --model
 convert: -h --help model output --layout --format --target --dtype --adapter --config --mesh
 plan: -h --help --model --topology --mesh --weights --config --dtype --cache-dtype --reduce-dtype --rates --batch
-    --context --decode --drafter --memory --accepted --tokens-per-step --sampled --whole --json --plot
+    --context --decode --drafter --memory --on-host --accepted --tokens-per-step --sampled --whole --json --plot
 plan train: -h --help drafter --target --topology --mesh --weights --config --dtype --compute-dtype --rates
     --batch-size --length --features --accumulate --draft-vocabulary --loss --whole --json
 drafters: -h --help --model --drafter

@@ -140,7 +140,7 @@ HELPS: dict[str, Help] = {
     "plan": Help(
         {
             "the model and the chips": "model topology mesh weights | config dtype cache_dtype reduce_dtype rates",
-            "a step": "batch context decode drafter memory | accepted tokens_per_step sampled whole",
+            "a step": "batch context decode drafter memory on_host | accepted tokens_per_step sampled whole",
             "what is written": "json plot",
         },
         (

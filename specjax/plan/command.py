@@ -51,6 +51,11 @@ class PlanOptions:
     accepted: float | None = option(
         None, "chance that a drafted token is the target's, for --memory (default: 0.7)", metavar="CHANCE"
     )
+    on_host: str | None = option(
+        None,
+        "plan one chip whose experts lie in the host's memory: hits=0/0.8,high=0.7,low=0.2,bits=int4,link=55, or default",
+        metavar="LINE",
+    )
     sampled: bool = option(False, "also compile what sampled rows need; takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
     json: bool = option(False, "print one JSON object per line")
@@ -59,7 +64,7 @@ class PlanOptions:
 
 def command(options: PlanOptions) -> int:
     """Runs `specjax plan`."""
-    from specjax.plan import report  # slow to import: flax and Orbax
+    from specjax.plan import on_host, report  # slow to import: flax and Orbax
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
@@ -71,11 +76,20 @@ def command(options: PlanOptions) -> int:
             raise ValueError("--accepted goes with --memory; a plan without it takes --tokens-per-step")
         if options.plot:
             check_plot(options.plot)
+        given = _check_on_host(options)
+    if given is not None:
+        records = [_one(options, chip, *line, batch, given) for line in _lines(options) for batch in batches]
+        write(
+            "\n".join(json.dumps(r) if options.json else on_host.told(r, chip) for r in records) + "\n" * options.json
+        )
+        if not any(r["fits"] for r in records):
+            raise BadInput(f"what a chip needs besides experts is more than {options.topology} has: give fewer rows or a "
+                           "shorter context")  # fmt: skip
+        return 0
     if options.memory is not None:
         return _search(options, chip, batches if options.batch else None)
     records = []
-    asked = [*((line, None) for line in options.decode), *((None, line) for line in options.drafter)]
-    for decode, drafter in asked or [(None, None)]:
+    for decode, drafter in _lines(options):
         for batch in batches:
             records.append(_one(options, chip, decode, drafter, batch))
             if options.json:
@@ -92,6 +106,37 @@ def command(options: PlanOptions) -> int:
     if not any(r["fits"] for r in records):
         raise BadInput(records[0]["reason"])
     return 0
+
+
+def _lines(options: PlanOptions) -> list[tuple[str | None, str | None]]:
+    """The ways to decode, each a line of `--decode` or of `--drafter`; none of either is the usual one."""
+    if not options.decode and not options.drafter:
+        return [(None, None)]
+    return [*((line, None) for line in options.decode), *((None, line) for line in options.drafter)]
+
+
+def _check_on_host(options: PlanOptions) -> Any:
+    """What `--on-host` gives, a `specjax.plan.on_host.OnHost`; None without it.
+
+    Raises:
+      ValueError: with options that it does not go with, and for `--weights hobbit`, which is planned by it.
+    """
+    from specjax.plan import fit, on_host  # slow to import
+
+    if options.on_host is None:
+        if options.weights is not None and options.weights.partition(":")[0].strip() == "hobbit":
+            raise ValueError(
+                "a plan of experts in two precisions is --on-host, with --weights as they are in many bits"
+            )
+        return None
+    for name in ("memory", "plot", "rates"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--on-host compiles nothing and draws nothing: leave --{name} out")
+    if options.whole or options.sampled:
+        raise ValueError("--on-host compiles nothing: leave --whole and --sampled out")
+    if fit.chips_of(options.topology) != 1:
+        raise ValueError(f"--on-host is for one chip, and {options.topology} has {fit.chips_of(options.topology)}")
+    return on_host.OnHost.read(options.on_host)
 
 
 def _search(options: PlanOptions, chip: Any, batches: list[int] | None) -> int:
@@ -127,9 +172,11 @@ def read_batches(name: str, line: str) -> list[int]:
     return [int(part) for part in line.split(",")]
 
 
-def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | None, batch: int) -> dict[str, Any]:
-    """The record of one batch size and way to decode."""
-    from specjax.plan import fit, report, step
+def _one(
+    options: PlanOptions, chip: Any, decode: str | None, drafter: str | None, batch: int, given: Any = None
+) -> dict[str, Any]:
+    """The record of one batch size and way to decode; `given` is an `OnHost`, if experts lie in the host's memory."""
+    from specjax.plan import fit, on_host, report, step
     from specjax.plan.rings import rings
 
     config = None if options.config == "builtin" else options.config
@@ -159,6 +206,9 @@ def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | Non
         "decoding": _decoding(model, setup.decoder, decode or drafter),
         **rings(model.lm, mesh, context, dtype),
     }  # fmt: skip
+    if given is not None:
+        with bad_input():
+            return on_host.record(asked, setup, model, chip, given)
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0
     if chip.compilers and held.arguments <= chip.hbm_bytes:

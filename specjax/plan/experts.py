@@ -5,6 +5,7 @@ Shapes: `X` experts in a layer, `k` experts per token, `M` tokens of a pass.
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,14 +86,39 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
     return Chosen(config.num_experts, config.main, layers, size, rows, nodes, config.capacity, config.block_size)
 
 
-def grouped(own: Chosen, kernel: Kernel) -> Kernel:
+_DRAFT = re.compile(r"\bdraft\b")
+"""The scope of a step's drafts, in the source of an operation."""
+
+
+def drafting(drafter: Any, own: Chosen | None) -> Chosen | None:
+    """The experts of a drafter that is the target with fewer of them, in one of its passes; None for any other.
+
+    A pass of a chain reads one node of a row. Of a tree, no pass reads more than its nodes, which are counted for each.
+
+    Args:
+      drafter: bound to the target.
+      own: the target's.
+    """
+    few = getattr(getattr(getattr(drafter, "target", None), "config", None), "experts", None)
+    if own is None or few is None or few.main >= own.each:
+        return None
+    chain = drafter.depth == drafter.nodes - 1
+    return dataclasses.replace(own, each=few.main, nodes=1 if chain else drafter.nodes)
+
+
+def _share(own: Chosen, drafts: Chosen | None, op: Op) -> float:
+    """The share of a chip's experts that an operation reads."""
+    one = drafts if drafts is not None and _DRAFT.search(op.source) else own
+    return one.touched(one.nodes) / one.count
+
+
+def grouped(own: Chosen, kernel: Kernel, drafts: Chosen | None = None) -> Kernel:
     """A traffic function in which grouped products read only the matrices of touched experts; `kernel` handles other
-    calls.
+    calls. `drafts` is that of `drafting`.
 
     The grouped product of the TPU's compiler, and `specjax.kernels.grouped_dot` on a GPU, go through tiles of tokens
     sorted by expert. They visit no expert without tokens.
     """
-    share = own.touched(own.nodes) / own.count
 
     def read(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int] | None:
         ours = op.source.endswith("grouped_dot/pallas_call")
@@ -101,6 +127,7 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
         given = [buffer for value in operands for buffer in value]
         most = max(given, key=lambda buffer: math.prod(buffer.dims))
         rest = sum(buffer.hbm for buffer in given if buffer is not most)
+        share = _share(own, drafts, op)
         whole = len(most.dims) < 3  # the call that finds where groups begin has no matrices
         # of all tokens, those of this chip's experts; the compiler counts its own products itself
         flops = 2 * given[0].dims[0] * math.prod(most.dims) // own.count if ours else 0
@@ -109,17 +136,16 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
     return read
 
 
-def rounds(own: Chosen) -> Rounds:
-    """A function of how often a loop over rows runs.
+def rounds(own: Chosen, drafts: Chosen | None = None) -> Rounds:
+    """A function of how often a loop over rows runs; `drafts` is that of `drafting`.
 
     The loop of `specjax.kernels.grouped_dot.loop` runs once per touched expert of the chip. That of
     `specjax.models.own_experts` has room for twice a chip's even share of the rows, and runs once."""
-    share = own.touched(own.nodes) / own.count
 
     def count(op: Op) -> int | None:
         if op.source.endswith(f"{TURNS}/while"):
             return 1
         held = [buffer.dims[0] for buffer in op.value if len(buffer.dims) == 3]
-        return math.ceil(share * max(held)) if f"{SCOPE}/while" in op.source and held else None
+        return math.ceil(_share(own, drafts, op) * max(held)) if f"{SCOPE}/while" in op.source and held else None
 
     return count

@@ -233,6 +233,11 @@ class Search:
         scored = rows * _size(setup.state.cache) * setup.live // self.context * heads["heads"] // heads["kv_heads"]
         nodes = drafter.nodes
         took = self._longer(bytes_["weights"] - idle + live + 2 * besides, 2 * nodes * (rows * active + scored))
+        if setup.drafts is not None:  # the target with fewer experts, pass by pass
+            few = dataclasses.replace(setup.drafts, rows=rows)
+            read = bytes_["weights"] - chip_bytes(unread(target)) - few.bytes + few.read(few.nodes) + live
+            own_active = self.size * (1 - few.bytes / bytes_["weights"] * (1 - few.each / few.count))
+            took += self._longer(drafter.depth * read, 2 * nodes * (rows * own_active + scored))
         if not drafter.needs_params:
             return took
         passes = 1 if isinstance(drafter, OnePass) else drafter.depth

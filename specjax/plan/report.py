@@ -35,7 +35,7 @@ def record(
       reason: why it does not fit; None if it does.
     """
     rows = setup.state.tokens.shape[0]
-    own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts)}
+    own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts, setup.drafts)}
     memory = {"weights": held.weights, "cache": held.cache, "state": held.state}
     if cost is not None:
         memory |= {"padding": round(cost.padding), "temporaries": round(cost.temporaries)}
@@ -79,9 +79,9 @@ def record(
     }
 
 
-def _experts(own: Chosen) -> dict[str, Any]:
+def _experts(own: Chosen, drafts: Chosen | None) -> dict[str, Any]:
     """Experts of one layer, and bytes of all layers on one chip: in all, read by one node per row, and read by a
-    step."""
+    step; and, where the target drafts with fewer of them, read by a pass of a draft."""
     read = lambda nodes: {"touched": round(own.touched(nodes), 2), "bytes": own.read(nodes)}
     return {
         "count": own.count,
@@ -90,6 +90,7 @@ def _experts(own: Chosen) -> dict[str, Any]:
         "bytes": own.bytes,
         "one_node": read(1),
         "step": read(own.nodes),
+        **({} if drafts is None else {"draft": _experts(drafts, None)["step"] | {"per_token": drafts.each}}),
     }
 
 
@@ -241,6 +242,8 @@ def _of_experts(r: dict[str, Any]) -> str:
     touches most."""
     own = r["experts"]
     passes = {"one node": own["one_node"]} | ({f"{r['nodes']} nodes": own["step"]} if r["nodes"] > 1 else {})
+    drafts = own.get("draft")
+    passes |= {} if drafts is None else {f"a draft's pass ({drafts['per_token']} per token)": drafts}
     said = ", ".join(
         f"{name} per row about {read['touched']:.1f}, {read['bytes'] / GB:.3f} GB per chip"
         for name, read in passes.items()

@@ -15,7 +15,7 @@ import numpy as np
 from specjax.decoder import Decode
 from specjax.models import loading
 from specjax.plan.cached import through
-from specjax.plan.experts import Chosen, chosen, grouped, rounds
+from specjax.plan.experts import Chosen, chosen, drafting, grouped, rounds
 from specjax.plan.held import chip_bytes, unread
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
@@ -39,6 +39,7 @@ class Setup:
       state: `ShapeDtypeStruct`s.
       live: the committed tokens of a full row: L minus the slots that a step writes beyond them.
       experts: the target's experts; None if it has none.
+      drafts: those of a drafter that is the target with fewer of them; see `specjax.plan.experts.drafting`.
     """
 
     decoder: Any
@@ -46,6 +47,7 @@ class Setup:
     state: Any
     live: int
     experts: Chosen | None = None
+    drafts: Chosen | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,8 @@ def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Set
     state = placed(state, places)
     rows = state.tokens.sharding.shard_shape(state.tokens.shape)[0]
     experts = chosen(getattr(model.lm.config, "experts", None), params["target"], rows, nodes_of(decoder))
-    return Setup(decoder, params, state, live, experts)
+    drafts = drafting(getattr(decoder, "drafter", None), experts)
+    return Setup(decoder, params, state, live, experts, drafts)
 
 
 def nodes_of(decoder: Any) -> int:
@@ -182,7 +185,7 @@ def _traffic(program, setup, step):
     cached = functools.partial(through, cache=chip.l2_bytes) if chip and chip.l2_bytes else None
     if own is None:
         return traffic(program.as_text() or "", kernel, cached)
-    return traffic(program.as_text() or "", grouped(own, kernel), cached, rounds(own))
+    return traffic(program.as_text() or "", grouped(own, kernel, setup.drafts), cached, rounds(own, setup.drafts))
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:

@@ -95,9 +95,9 @@ class ModelOptions:
     )
     weights: str | None = option(
         None,
-        "format of the model's matrices: int8, int4 (int4:group=32), fp8, dfloat11 (bfloat16 without loss), packed (as the "
-        "file has them) or plain; field vocab=true: embeddings and head too (default: packed, on a CPU plain); or a file with "
-        "a format for each",
+        "format of the model's matrices: int8, int4 (int4:group=32), fp8, dfloat11 (without loss), hobbit (experts), packed "
+        "(as the file has them) or plain; field vocab=true: embeddings and head too (default: packed, on a CPU plain); or a "
+        "file with one for each",
         metavar="FORMAT",
     )
     cache_dtype: Any = option(

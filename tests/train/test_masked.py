@@ -131,7 +131,7 @@ def test_a_masked_block_sees_the_clean_text_before_it():
     params = jax.tree.map(lambda x: 3 * x, jax.jit(lm.init)(jax.random.key(0)))
     noisy = jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, TOKENS.shape), MASK, TOKENS)
     real = jnp.arange(T)[None] < jnp.asarray([[12], [10], [12]])
-    got = jax.jit(MaskedDiffusion(lm, MASK, False, block=size).logits)(params, noisy, real, TOKENS)
+    got = jax.jit(MaskedDiffusion(lm, MASK, False, block=size).logits)(params, noisy, real, BATCH)
     of, at = jnp.arange(T) // size, jnp.broadcast_to(jnp.arange(T), TOKENS.shape)
     sees = (of[None] <= of[:, None])[None] & real[:, None]
     read = jax.jit(

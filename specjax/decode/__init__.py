@@ -9,7 +9,6 @@ from specjax.decode.speculate import Speculate as Speculate
 from specjax.decode.diffusion import Diffusion as Diffusion
 from specjax.decode.soft_thinking import SoftThinking as SoftThinking
 from specjax.decode.routing import Route as Route
-from specjax.decode.hedged import Hedged as Hedged
 
 # searches, each beside its decoder
 from specjax.search.beam import Beam as Beam
@@ -23,6 +22,7 @@ from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.e_lang import ELang as ELang
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+from specjax.decode.hedged import Hedged as Hedged
 from specjax.search.chops import Chops as Chops
 from specjax.search.x_mbr import XMbr as XMbr
 from specjax.search.verbalized import Verbalized as Verbalized

@@ -55,7 +55,9 @@ SAID = {
     "asap:samples=50,nodes=64": decode.Asap(50, 64),
     "entropy_adaptive:small=tiny-draft,threshold=0.2": decode.EntropyAdaptive("tiny-draft", 0.2),
     "astar:samples=2,separator=.": decode.AStar(2, separator="."),
-    "spec_reason:small=tiny-draft,score=likelihood": decode.SpecReason("tiny-draft", score="likelihood"),
+    "spec_reason:small=tiny-draft,score=likelihood,drafts=4": decode.SpecReason(
+        "tiny-draft", score="likelihood", drafts=4
+    ),
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
     "chops:samples=3,checklist_tokens=64": decode.Chops(3, checklist_tokens=64),

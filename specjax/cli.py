@@ -117,7 +117,9 @@ def searches(options: NoOptions) -> int:
     from specjax.decode.steer import STEERS
 
     write("--decode\n")
-    _list_entries({name: DECODES[name] for name in ("plain", "speculate", "diffusion", "soft_thinking", "route")})
+    _list_entries(
+        {name: DECODES[name] for name in ("plain", "speculate", "diffusion", "soft_thinking", "route", "hedged")}
+    )
     _list_entries({**SEARCHES, **STEPWISE})
     write("steer=(NAME:FIELD=VALUE,...) for plain, speculate, soft_thinking, and for every drafter\n")
     _list_entries(STEERS)

@@ -2,7 +2,8 @@
 
 `python experiments/selection/steps.py`. A row's passes are those of `tiny` over rows of a question, and `small_passes` those of
 `tiny-draft`: a token each, and a block of tokens that is read each. Whatever a method throws away counts; the reading of the
-question does not. Rows go into `steps.json` as they come, and those that are there are not measured again.
+question does not. Rows go into `steps.json` as they come, and those that are there are not measured again. Rows of `LATER` are
+about the first questions only, and are compared with what greedy decoding makes of these.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import numpy as np
 import specjax
 from specjax import decoder as decoding
 from specjax import models, tasks
+from specjax.decode import Hedged
 from specjax.evaluate.statistics import paired, wilson
 from specjax.models.text import encoded
 from specjax.search import (
@@ -25,6 +27,7 @@ from specjax.search import (
     EntropyAdaptiveDecoder,
     SelfAgreement,
     SpecReason,
+    Superposed,
     Written,
     steps_ahead,
 )
@@ -39,6 +42,23 @@ def astar(temperature, ahead, cost="nll"):
     """A* with four samples a step."""
     method = AStar(4, budget=64, width=32, cost=cost, heuristic=steps_ahead(ahead) if ahead else None, separator=".")
     return lambda prompts, seed: method(LARGE, prompts, temperature=temperature, seed=seed, batch_size=10)
+
+
+def superposed(drafts):
+    """Superposed decoding."""
+
+    def run(prompts, seed):
+        how = {"max_new_tokens": NEW, "batch_size": 20, "progress": False}
+        for record in specjax.generate(LARGE, prompts, decode=Superposed(drafts), **how):
+            yield Written(record.prompt, record.text, record.tokens, record.finish_reason, record.steps)
+
+    return run
+
+
+def pooled(method):
+    """One of a pool at temperature 0.7."""
+    how = {"temperature": 0.7, "max_new_tokens": NEW, "batch_size": 10}
+    return lambda prompts, seed: method(LARGE, prompts, seed=seed, **how)
 
 
 def reasoned(score, threshold):
@@ -100,6 +120,11 @@ ROWS = {
     "self_agreement of 4, temperature 0.7, own words": agreed(4, 0.7, answer=""),
     "entropy_adaptive from 0.3": turns(0.3),
 }
+LATER = {
+    "superposed of 3": (20, superposed(3)),
+    "hedged of 4, majority": (40, pooled(Hedged(4, 'majority:answer="answer is ([0-9]+)"'))),
+}
+"""How many of the questions, and what answers them."""
 
 
 def main() -> None:
@@ -113,31 +138,30 @@ def main() -> None:
     family = tasks.FAMILIES["math"]
     questions = tasks.generate("math", options.level, seed=options.seed, count=options.limit)
     prompts = [tasks.messages(question) for question in questions]
-    asked = {name: getattr(options, name) for name in ("level", "limit", "seed")}
-    content = json.loads(FILE.read_text()) if FILE.exists() else {"options": asked, "rows": []}
-    if content["options"] != asked:
+    chosen = {name: getattr(options, name) for name in ("level", "limit", "seed")}
+    content = json.loads(FILE.read_text()) if FILE.exists() else {"options": chosen, "rows": []}
+    if content["options"] != chosen:
         raise SystemExit(f"{FILE} holds rows of {content['options']}: remove it first")
     there = {row["name"]: row for row in content["rows"]}
-    for name, run in ROWS.items():
+    for name, (count, run) in ({name: (len(prompts), run) for name, run in ROWS.items()} | LATER).items():
         if name in there or not name.startswith(options.only):
             continue
         began = time.perf_counter()
-        records = list(run(prompts, options.seed))
-        marks = [
-            float(family.check(*pair)) for pair in zip(questions, [record.text for record in records], strict=True)
-        ]
+        records = list(run(prompts[:count], options.seed))
+        asked = questions[:count]
+        marks = [float(family.check(*pair)) for pair in zip(asked, [record.text for record in records], strict=True)]
         answers = [
-            float(said(record.text) == question.given[-1][3])
-            for question, record in zip(questions, records, strict=True)
+            float(said(record.text) == question.given[-1][3]) for question, record in zip(asked, records, strict=True)
         ]
-        base = there["greedy"]["marks"] if name != "greedy" else marks
+        base = there["greedy"]["marks"][:count] if name != "greedy" else marks
         there[name] = {
             "name": name,
+            "questions": count,
             **counted(records, marks, answers, base),
             "seconds": time.perf_counter() - began,
             "marks": marks,
         }
-        content["rows"] = [there[each] for each in ROWS if each in there]
+        content["rows"] = [there[each] for each in (*ROWS, *LATER) if each in there]
         text = json.dumps(json.loads(json.dumps(content), parse_float=lambda x: float(f"{float(x):.4g}")), indent=1)
         FILE.write_text(re.sub(r"\[\s+([01.,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")
         print({key: value for key, value in there[name].items() if key != "marks"}, flush=True)

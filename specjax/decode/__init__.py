@@ -23,6 +23,9 @@ from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.e_lang import ELang as ELang
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+from specjax.decode.hedged import Hedged as Hedged
+from specjax.search.chops import Chops as Chops
+from specjax.search.x_mbr import XMbr as XMbr
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
 from specjax.search.plan_search import PlanSearch as PlanSearch

@@ -10,10 +10,12 @@ from specjax.search.stepwise import Asked, Step, Written, partner
 from specjax.search.writer import Writer
 
 
-def writers(model: Any, small: Any, rows: int, asked: Asked, stops: Sequence[int], room: int) -> tuple[Writer, Writer]:
-    """Rows of both models for the same texts; see `Writer`."""
-    made = lambda own: Writer(own, rows, asked, stops, room=room)
-    return made(model), made(partner(model, small))
+def writers(
+    model: Any, small: Any, rows: int, asked: Asked, stops: Sequence[int], room: int, way: Any = None
+) -> tuple[Writer, Writer]:
+    """Rows of both models for the same texts; see `Writer`. `way` is how the large one decodes."""
+    large = Writer(model, rows, asked, stops, room=room, way=way)
+    return large, Writer(partner(model, small), rows, asked, stops, room=room)
 
 
 class Pair:

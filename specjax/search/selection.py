@@ -4,10 +4,11 @@ import abc
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from specjax.about import Named
+from specjax.models.messages import content_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,3 +116,11 @@ def answer_of(text: str, pattern: str | None = None) -> str | None:
             return None
         text = found[-1][1 if found[-1].re.groups else 0] or ""
     return " ".join(text.split()) or None
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as a text, see `Candidate.prompt`; empty for ids."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    return "\n\n".join(content_text(message) or "" for message in messages)

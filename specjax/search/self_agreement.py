@@ -4,23 +4,21 @@ import dataclasses
 import math
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax.about import About
-from specjax.models.messages import content_text
 from specjax.models.text import encoded, new_text
 from specjax.sampling_params import SamplingArrays
+from specjax.search.pool import SPARE, Pool, check_chat, check_drawn, check_fits, going_on, reply_scores
 from specjax.search.selection import answer_of
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, words_of
 from specjax.search.writer import Writer
 
 ANSWER = r"(?:answer is:?|\\boxed\{)[\s*$\\({]*(?:boxed\{)?(-?\d+(?:,\d{3})*(?:\.\d+)?|[^\s.*$}][^\n.*$}]*)"
 """The number, or else the words up to the next full stop or line, after "answer is" or within a box."""
-SPARE = 32
-"""How many tokens longer completions may be when read than when written, each and all together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +77,7 @@ class SelfAgreement(Stepwise):
     def question(self, prompt: Any, answers: Sequence[str]) -> Any:
         """The second prompt: a text, or chat messages of which the last one continues."""
         listed = "".join(self.each.format(number=i, answer=text.strip()) for i, text in enumerate(answers, 1))
-        more = f"{self.before}{listed}{self.after}"
-        if isinstance(prompt, str):
-            return prompt + more
-        return [*prompt[:-1], {**prompt[-1], "content": content_text(prompt[-1]) + more}]
+        return going_on(prompt, f"{self.before}{listed}{self.after}")
 
     def _replied(self, answer: str) -> str:
         """The reply that names an answer.
@@ -123,53 +118,31 @@ class SelfAgreement(Stepwise):
           ValueError: see `Asked.of`; also for several greedy completions, prompts of ids, or completions that might not
             fit.
         """
-        if self.samples > 1 and not sampling.get("temperature"):
-            raise ValueError("completions of a greedy prompt are all the same: set a temperature, or samples to 1")
+        check_drawn(self.samples, sampling)
         asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys, self.draws)
         for prompt in asked.prompts:
-            if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
-                raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
-            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-                raise ValueError("the last message is the assistant's, and a question follows it: end with the user's")
+            check_chat(prompt)
         parts = asked.parts(batch_size)
         if not parts:
             return []
         frame = max(len(encoded(model, self.question(prompt, [""] * self.samples))) for prompt in asked.prompts)
         room = frame + self.samples * (max_new_tokens + SPARE) + len(words_of(model, self._replied("")))
-        if room + max_new_tokens > model.max_length:
-            raise ValueError(
-                f"{self.samples} completions of {max_new_tokens} tokens, the prompt and an answer may take "
-                f"{room + max_new_tokens} positions, and {model.name} has {model.max_length}: lower samples or max_new_tokens"
-            )
+        check_fits(model, room + max_new_tokens, self.samples, max_new_tokens)
         lanes = len(parts[0].ids)
         greedy = dataclasses.replace(asked, sampling={})
-        writer = Writer(model, lanes * self.samples, asked, (), room=room)
+        pool = Pool(model, lanes, self.samples, asked, room=room)
         judge = Writer(model, lanes, greedy, (), room=room)
-        return [found for part in parts for found in self._part(writer, judge, part)]
+        return [found for part in parts for found in self._part(pool, judge, part)]
 
-    def _part(self, writer: Writer, judge: Writer, asked: Asked) -> list[Written]:
+    def _part(self, pool: Pool, judge: Writer, asked: Asked) -> list[Written]:
         """Some prompts side by side."""
-        count, samples, lanes = len(asked.ids), self.samples, judge.rows
-        writer.enter(dataclasses.replace(asked, keys=asked.keys.reshape(count, -1, 2)[:, 0]))
-        pool = writer.keep(writer.blank(lanes), [row if row < count else lanes for row in range(writer.rows)])
-        lane_of = np.arange(writer.rows) // samples
-        keys = np.zeros((writer.rows, 2), np.uint32)
-        keys[: count * samples] = asked.keys.reshape(-1, 2)
-        most = np.append(writer.most[:count], np.zeros(lanes - count, np.int64))
-        writer.fork(pool, lane_of, keys)
-        writer.most[:] = most[lane_of]
-        drawn = writer.write(lane_of < count, asked.max_new_tokens, step=False)
-        judge.fork(pool, np.arange(lanes), np.zeros((lanes, 2), np.uint32))
+        drawn, lanes = pool.draw(asked), judge.rows
+        judge.fork(pool.prompts, np.arange(lanes), np.zeros((lanes, 2), np.uint32))
         judge.state = dataclasses.replace(judge.state, sampling=SamplingArrays.make(lanes))
-        ends = [writer.reason(row) for row in range(count * samples)]
         found = []
-        for lane, (prompt, ids) in enumerate(zip(asked.prompts, asked.ids, strict=True)):
-            rows = range(lane * samples, (lane + 1) * samples)
-            texts = [new_text(judge.model.tokenizer, ids, drawn[row]) or "" for row in rows]
-            steps = tuple(Step(tuple(drawn[row]), text) for row, text in zip(rows, texts, strict=True))
-            own = [ends[row] for row in rows]
-            said = [self._said(*pair) for pair in zip(texts, own, strict=True)]
-            found.append(_Chains(prompt, ids, steps, own, said))
+        for prompt, ids, own in zip(asked.prompts, asked.ids, drawn, strict=True):
+            said = [self._said(one.text, one.end) for one in own]
+            found.append(_Chains(prompt, ids, tuple(one.step for one in own), [one.end for one in own], said))
         return self._judged(judge, asked, found)
 
     def _said(self, text: str, end: str) -> str | None:
@@ -215,19 +188,13 @@ class SelfAgreement(Stepwise):
 
     def _scores(self, judge, answers):
         """By row, the log-probability of the reply with each answer; 0 for a single one."""
-        scores = [dict.fromkeys(own, 0.0) for own in answers]
-        begin, none = judge.length.copy(), [()] * (judge.rows - len(answers))
-        for at in range(max(map(len, answers), default=0)):
-            asked = [own[at] if len(own) > 1 and at < len(own) else None for own in answers]
-            texts = [() if own is None else words_of(judge.model, self._replied(own)) for own in asked]
-            if not any(texts):
-                continue
-            heard = judge.read([*texts, *none])
-            for row, own in enumerate(asked):
-                if own is not None:
-                    scores[row][own] = math.fsum(heard.logprobs[row])
-            judge.back(begin)
-        return scores
+        replies = [
+            [words_of(judge.model, self._replied(one)) for one in own] if len(own) > 1 else [] for own in answers
+        ]
+        scores = reply_scores(judge, replies)
+        return [
+            dict(zip(own, said or [0.0] * len(own), strict=True)) for own, said in zip(answers, scores, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,27 @@
 """SpecReason (arXiv:2504.07891): a small model proposes a step, and the base model accepts it or writes the step itself."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
+from specjax.draft.base import View
+from specjax.draft.model import ModelDrafter
+from specjax.expand import Chain
 from specjax.models.messages import next_turn
 from specjax.search.pair import Pair, writers
 from specjax.search.stepwise import Asked, Step, StepwisePair, Written, step_ends, words_of
 from specjax.search.writer import Writer
+from specjax.settings import settled
+from specjax.sharding.distributed import to_host
+from specjax.speculative import speculative
 
 DIGITS = ("digit", "mean_digit")
 SCORES = (*DIGITS, "likelihood")
@@ -60,6 +69,9 @@ class SpecReason(StepwisePair):
     A text ends where the model ends it. As published, it also ends with a step that contains one of `answers`, or from
     the third step on with one that repeats the step before it.
 
+    With `drafts` the base model's own steps are decoded speculatively, and the small model drafts them too (the published
+    combination). The text is the same with any number of drafts.
+
     Attributes:
       small: the proposing model, see `PairSettings`.
       threshold: a step is accepted from this score on.
@@ -72,6 +84,7 @@ class SpecReason(StepwisePair):
         appended to a step that was cut.
       step_tokens: tokens of a step, at most.
       answers: texts; a step that contains one is the last.
+      drafts: how many tokens the small model drafts at a time where the base model writes a step; 0: none.
 
     Raises:
       ValueError: for an unknown score, a threshold that is not a number, or counts that are too small.
@@ -79,7 +92,7 @@ class SpecReason(StepwisePair):
 
     about = About(
         "spec_reason", "a small model's steps, where the base model scores them high enough", "arXiv:2504.07891",
-        "own text", fields=("small", "threshold", "score", "first", "separator", "step_tokens"),
+        "own text", fields=("small", "threshold", "score", "first", "separator", "step_tokens", "drafts"),
     )  # fmt: skip
     usual = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
 
@@ -93,6 +106,7 @@ class SpecReason(StepwisePair):
     separator: str | tuple[int, ...] = "\n\n"
     step_tokens: int = 512
     answers: tuple[str, ...] = ("boxed", "Answer:", "ANSWER:")
+    drafts: int = 0
 
     def __post_init__(self):
         if isinstance(self.score, str) and self.score not in SCORES:
@@ -103,6 +117,8 @@ class SpecReason(StepwisePair):
             raise ValueError(
                 f"step_tokens must be at least 1 and first at least 0, got {self.step_tokens} and {self.first}"
             )
+        if isinstance(self.drafts, bool) or not isinstance(self.drafts, int) or self.drafts < 0:
+            raise ValueError(f"drafts must be a whole number from 0 on, got {self.drafts!r}")
 
     def __call__(
         self,
@@ -140,7 +156,11 @@ class SpecReason(StepwisePair):
         if not parts:
             return []
         room = len(behind) + max(map(len, questions))
-        both = writers(model, small, len(parts[0].ids), asked, stops, room)
+        way = None
+        if self.drafts:
+            drafter = ModelDrafter(small.lm, Chain(self.drafts))
+            way = speculative(model.lm, drafter), {"target": model.params, "draft": small.params}
+        both = writers(model, small, len(parts[0].ids), asked, stops, room, way)
         found, questions = [], iter(questions)
         for part in parts:
             own = [next(questions) for _ in part.ids]
@@ -191,6 +211,7 @@ class _Rows(Pair):
         super().__init__(large, little, asked)
         self.method, self.questions, self.digits, self.behind = method, questions, digits, behind
         self.done = np.zeros(large.rows, bool)
+        self.there = np.zeros(large.rows, bool)
 
     def run(self) -> list[Written]:
         """Runs all of them to their end."""
@@ -205,6 +226,7 @@ class _Rows(Pair):
     def _step(self, live):
         """One step in the live rows."""
         large, little, method = self.large, self.little, self.method
+        self.there = live
         before = large.length.copy()
         begun = np.asarray(
             [row < len(self.steps) and len(self.steps[row]) >= method.first for row in range(large.rows)]
@@ -213,13 +235,25 @@ class _Rows(Pair):
         scores = self._scores(proposed)
         taken = np.asarray([score is not None and score >= method.threshold for score in scores])
         large.back(before + np.where(taken, [len(step) for step in proposed], 0))
-        own = self._closed(large, large.write(live & ~taken, method.step_tokens))
+        own = self._closed(large, self._rewritten(live & ~taken))
         little.back(before + np.where(taken, [len(step) for step in proposed], 0))
         for row in np.flatnonzero(live).tolist():
             tokens, by = (proposed[row], "small") if taken[row] else (own[row], "large")
             self.steps[row].append(self.made(row, tokens, by, scores[row]))
             self.done[row] = self._finished(self.steps[row])
         little.read([[] if large.over(row) or self.done[row] else text for row, text in enumerate(own)])
+
+    def _rewritten(self, rows):
+        """The large model's own steps in some rows."""
+        large, drafts = self.large, self.method.drafts
+        if not drafts or not rows.any():
+            return large.write(rows, self.method.step_tokens)
+        given = jax.device_put((self.there, large.length.astype(np.int32)))
+        large.state, reads = _caught_up(large.decoder, large.params, large.state, *given)
+        before, reads = large.passes.copy(), to_host(reads)
+        steps = large.write(rows, self.method.step_tokens)
+        self.little.passes += np.where(rows, reads + drafts * (large.passes - before), 0)
+        return steps
 
     def _closed(self, writer, steps):
         """Steps, with a separator after those that were cut."""
@@ -289,3 +323,15 @@ class _Rows(Pair):
         scores = [step.score for step in self.steps[row] if step.score is not None]
         reason = self.large.reason(row) if self.large.over(row) else "stop"
         return self.written(row, self.large, reason, float(np.mean(scores)) if scores else None)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@settled
+def _caught_up(decoder, params, state, live, length):
+    """The state in which the drafter has read the texts of the live rows `[B]`, and how many passes that took in each `[B]`."""
+    drafter, own = decoder.drafter, state.draft
+    own = dataclasses.replace(own, length=jnp.minimum(own.length, length - 1))
+    view = View(state.tokens, length, live, state.cache, max_depth=drafter.depth)
+    width = drafter.depth + 1
+    reads = jnp.maximum(-((own.length + width - length) // width), 0)
+    return dataclasses.replace(state, draft=drafter.catch_up(params, own, view)), reads

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from specjax.assembly.registry import make_selection
-from specjax.models.messages import content_text
-from specjax.search.selection import Candidate, Selection, answer_of
+from specjax.search.selection import Candidate, Selection, answer_of, prompt_text
 from specjax.serve.race import ENDED
 from specjax.serve.request import Record, Request, rows_of
 from specjax.serve.slots import Turn
@@ -96,7 +95,7 @@ class Chooser:
 
 def _candidate(answer: str | None, record: Record) -> Candidate:
     ended = record.finish_reason in ENDED
-    text, prompt = record.text or "", _text(record.prompt)
+    text, prompt = record.text or "", prompt_text(record.prompt)
     return Candidate(answer, record.self_certainty, record.new_tokens, ended, text, prompt)
 
 
@@ -104,14 +103,6 @@ def _has_text(request: Request) -> bool:
     """Whether a prompt is a text or a chat."""
     is_chat = isinstance(request.prompt, Sequence) and bool(request.prompt) and isinstance(request.prompt[0], Mapping)
     return (request.is_text or is_chat) and not isinstance(request.source, np.ndarray)
-
-
-def _text(prompt: Any) -> str:
-    """A prompt as a text, see `Candidate.prompt`; empty for ids."""
-    if isinstance(prompt, str):
-        return prompt
-    messages = [message for message in prompt if isinstance(message, Mapping)]
-    return "\n\n".join(content_text(message) or "" for message in messages)
 
 
 def selected(turns: Iterator[Turn], requests: Sequence[Request], choose: Choose) -> Iterator[Turn]:

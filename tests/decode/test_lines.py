@@ -55,9 +55,14 @@ SAID = {
     "asap:samples=50,nodes=64": decode.Asap(50, 64),
     "entropy_adaptive:small=tiny-draft,threshold=0.2": decode.EntropyAdaptive("tiny-draft", 0.2),
     "astar:samples=2,separator=.": decode.AStar(2, separator="."),
-    "spec_reason:small=tiny-draft,score=likelihood": decode.SpecReason("tiny-draft", score="likelihood"),
+    "spec_reason:small=tiny-draft,score=likelihood,drafts=4": decode.SpecReason(
+        "tiny-draft", score="likelihood", drafts=4
+    ),
     "speculative_thinking:small=tiny-draft,always=true": decode.SpeculativeThinking("tiny-draft", always=True),
     "self_agreement:samples=5": decode.SelfAgreement(5),
+    "chops:samples=3,checklist_tokens=64": decode.Chops(3, checklist_tokens=64),
+    "x_mbr:languages=French|German,utility=answer": decode.XMbr(languages="French|German", utility="answer"),
+    'hedged:samples=3,select=(majority:answer="is (.)")': decode.Hedged(3, 'majority:answer="is (.)"'),
     "verbalized:answers=3": decode.Verbalized(3),
     "e_lang:small=tiny-draft,threshold=12.5": decode.ELang("tiny-draft", 12.5),
     "plan_search:observations=3,check=pkg.passed": decode.PlanSearch(3, check="pkg.passed"),

@@ -9,9 +9,10 @@ from support.two_models import LARGE, LETTERS, PROMPTS, SMALL
 
 import specjax
 from specjax.decode import Route, Router
-from specjax.decode.routing.method import FILE, _contexts
+from specjax.decode.routing.method import FILE
 from specjax.lm import Block, Wants
 from specjax.search import ScorerError
+from specjax.search.means import hidden_means
 from specjax.search.stepwise import Asked
 
 WARM = {"temperature": 1.0}
@@ -105,7 +106,7 @@ def test_prompts_are_told_apart_by_their_mean_hidden_state():
         tokens = np.asarray([ids], np.int32)
         block = Block(tokens, np.arange(len(ids))[None], np.zeros(1, np.int32))
         hidden = LARGE.lm(LARGE.params, block, LARGE.lm.init_cache(1, 8), wants=Wants(final=True)).final[0]
-        np.testing.assert_allclose(_contexts(LARGE, asked, 3)[row], np.mean(hidden, axis=0), atol=1e-4)
+        np.testing.assert_allclose(hidden_means(LARGE, asked.ids, 3)[row], np.mean(hidden, axis=0), atol=1e-4)
 
 
 def test_drafters_do_not_change_the_text():

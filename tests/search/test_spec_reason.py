@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,52 @@ def test_between_the_ends_it_is_the_oracle(method):
     assert [said(record) for record in records] == wanted
     assert len({by for steps, *_ in wanted for _, by, _ in steps}) == 2
     assert all(record.text == LARGE.tokenizer.decode(record.tokens, True) for record in records)
+
+
+DRAWN = {"temperature": 1.0, "top_k": 6, "seed": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ({"temperature": 0.0}, DRAWN), ids=("greedy", "drawn"))
+def test_drafts_change_no_text(options):
+    """Texts, steps and scores are those without drafts, and the large model makes fewer passes where drafts are right."""
+    how = {"max_new_tokens": NEW, "batch_size": 3, **options}
+    plain = METHOD(LARGE, PROMPTS, **how)
+    drafted = dataclasses.replace(METHOD, drafts=3)(LARGE, PROMPTS, **how)
+    for one, other in zip(plain, drafted, strict=True):
+        assert (one.tokens, one.text, one.finish_reason) == (other.tokens, other.text, other.finish_reason)
+        assert said(one)[0] == [
+            (tokens, by, None if score is None else pytest.approx(score, rel=1e-3))
+            for tokens, by, score in said(other)[0]
+        ]
+        assert other.passes <= one.passes and other.small_passes >= one.small_passes
+    assert {step.by for record in drafted for step in record.steps} == {"small", "large"}
+
+
+SAME = dataclasses.replace(METHOD, small=LARGE, threshold=2.0, drafts=2)
+
+
+@pytest.mark.parametrize("options", ({"temperature": 0.0}, pytest.param(DRAWN, marks=pytest.mark.slow)))
+def test_drafts_of_the_same_model_are_all_kept(options):
+    """So what was read and taken back leaves the drafter's cache right."""
+    records = SAME(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
+    wanted = lambda record: sum(1 - (-len(step.tokens) // 3) for step in record.steps)
+    assert [record.passes for record in records] == [wanted(record) for record in records]
+    assert all(step.by == "large" for record in records for step in record.steps)
+    assert any(len(record.steps) > 2 for record in records)
+
+
+@pytest.mark.slow
+def test_a_drafter_that_has_not_read_the_small_models_steps_is_seen(monkeypatch):
+    turns = lambda asked: [float(len(own.text.strip("efg")) % 2) for own in asked]
+    run = lambda: dataclasses.replace(SAME, threshold=0.5, score=turns)(
+        LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **DRAWN
+    )
+    good = run()
+    assert any(("small", "large") in itertools.pairwise(step.by for step in record.steps) for record in good)
+    late = lambda decoder, params, state, live, length: (state, jnp.zeros(len(live), jnp.int32))
+    monkeypatch.setattr("specjax.search.spec_reason._caught_up", late)
+    assert sum(own.passes for own in good) < sum(own.passes for own in run())
 
 
 def test_a_cache_that_lacks_what_was_read_is_seen(monkeypatch):
@@ -232,6 +279,7 @@ REFUSED = (
     ({"score": "grade"}, "unknown score 'grade'; choose digit, mean_digit, likelihood"),
     ({"threshold": float("nan")}, "threshold must be a number, got nan"),
     ({"step_tokens": 0}, "step_tokens must be at least 1"),
+    ({"drafts": -1}, "drafts must be a whole number from 0 on, got -1"),
 )
 
 

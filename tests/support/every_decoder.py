@@ -30,6 +30,7 @@ from specjax.search import (
     AStar,
     Beam,
     BeamSearch,
+    Chops,
     ELang,
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
@@ -45,6 +46,7 @@ from specjax.search import (
     StochasticBeamSearch,
     Superposed,
     SuperposedSearch,
+    XMbr,
 )
 from specjax.soft import Dirichlet, GumbelSoftmax, soft_thinking
 from specjax.verify import Rejection
@@ -186,6 +188,10 @@ STEPWISE = {
     "self_agreement": lambda: SelfAgreement(
         2, before="n", each="m{answer}", after="l", answer="([a-m])", reply="k{answer}"
     )(LARGE, ["dim"], **WARM),
+    "chops": lambda: Chops(
+        2, checklist="n", checklist_tokens=3, before="l{checklist}", each="m{answer}", after="l", reply="k{number}"
+    )(LARGE, ["dim"], **WARM),
+    "x_mbr": lambda: XMbr(2, languages="a", foreign=1, ask="n{language}")(LARGE, ["dim"], **WARM),
     "e_lang": lambda: ELang(SMALL, 10.0)(LARGE, [[3, 8, 13], [1, 2]], **WARM),
     "hide_message": lambda: HideMessage("a")(LARGE, [[3, 8, 13]], **WARM),
     "read_message": lambda: ReadMessage((3, 8, 1), 1)(LARGE, [[3, 8, 13]], **WARM | {"top_k": 24}),

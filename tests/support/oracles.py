@@ -20,6 +20,8 @@ ORACLES = {
         "plan_search": "tests/search/test_plan_search.py::test_the_model_is_asked_as_often_as_the_authors_program_does",
         "hide_message": "tests/search/test_coupling.py::test_texts_have_exactly_the_models_distribution[True]",
         "read_message": "tests/search/test_coupling.py::test_a_reader_finds_what_was_hidden",
+        "chops": "tests/search/test_chops.py::test_the_completion_that_the_model_names_is_taken[2]",
+        "x_mbr": "tests/search/test_x_mbr.py::test_without_other_languages_and_by_answers_it_is_the_majority[letter]",
         "verbalized": "tests/search/test_verbalized.py::test_a_reply_is_read_as_the_authors_parser_does[0]",
         "self_agreement": "tests/search/test_self_agreement.py::test_texts_are_those_of_two_plain_runs[4]",
     },

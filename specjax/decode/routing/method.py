@@ -1,38 +1,26 @@
-"""A way to decode that chooses a drafter or a model for every prompt, and learns which pays (arXiv:2410.13287).
-
-In the shape descriptions `B` denotes rows, `W` the columns of prompts, `E` the model width.
-"""
+"""A way to decode that chooses a drafter or a model for every prompt, and learns which pays (arXiv:2410.13287)."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
 from specjax.decode.routing.bandit import Router
 from specjax.decode.speculate import Speculate
 from specjax.draft.heads.folder import fingerprint
-from specjax.lm import Block, Wants
 from specjax.models.text import new_text
+from specjax.search.means import hidden_means
 from specjax.search.reward import ScorerError, function_of
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, check_alone, check_pair, partner
 from specjax.search.writer import Writer
-from specjax.settings import settled
-from specjax.sharding.distributed import to_host
 from specjax.speculative import Speculative
 
-Array = jax.Array
 TOKENS_PER_STEP = "tokens_per_step"
 FILE = "router.safetensors"
-ROOM = 64
-"""Prompts are read in a multiple of so many columns, so that few programs are compiled."""
-
 
 Arm = tuple[Any, Speculative, Any]
 """A model, and a decoder of it with its parameters."""
@@ -162,7 +150,7 @@ class Route(Stepwise):
             return []
         rows, writers, found = len(parts[0].ids), {}, []
         for part in parts:
-            contexts = _contexts(model, part, rows)
+            contexts = hidden_means(model, part.ids, rows)
             router = own._router(model, arms, contexts.shape[1])
             chosen = _chosen(router, contexts, part.keys)
             texts: dict[int, Written] = {}
@@ -233,25 +221,3 @@ def _chosen(router: Router, contexts: np.ndarray, keys: np.ndarray) -> list[int]
         chosen.append(router.choose(context, np.random.default_rng(key), pending))
         pending[chosen[-1]] += 1
     return chosen
-
-
-def _contexts(model: Any, asked: Asked, rows: int) -> np.ndarray:
-    """`[B, E]` float64: the mean over every prompt of the hidden states before the head."""
-    width = -(-asked.longest // ROOM) * ROOM
-    tokens, counts = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
-    for row, ids in enumerate(asked.ids):
-        tokens[row, : len(ids)], counts[row] = ids, len(ids)
-    found = _means(model.lm, model.params, *jax.device_put((tokens, counts)))
-    return to_host(found)[: len(asked.ids)].astype(np.float64)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-@settled
-def _means(lm, params, tokens: Array, counts: Array):
-    """`[B, E]` float32, the means over the first `counts` `[B]` of the tokens `[B, W]`."""
-    batch, width = tokens.shape
-    cache = lm.init_cache(batch, width, jax.tree.leaves(params)[0].dtype)
-    places = jnp.arange(width)[None]
-    block = Block(tokens, jnp.broadcast_to(places, tokens.shape), jnp.zeros(batch, jnp.int32))
-    hidden = lm(params, block, cache, wants=Wants(final=True)).final.astype(jnp.float32)
-    return jnp.sum(jnp.where((places < counts[:, None])[:, :, None], hidden, 0.0), axis=1) / counts[:, None]

@@ -19,6 +19,7 @@ from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
 from specjax.objectives.next_token import NextToken
+from specjax.objectives.pat import Pat
 from specjax.sharding.distributed import is_first
 from specjax.train.compressed_experts import compressed_task
 from specjax.train.distill import Distill
@@ -28,6 +29,7 @@ from specjax.train.lexical_units import lud_task
 from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
+from specjax.train.pruned import pat_task
 from specjax.train.sorted_draft import s2d_task
 from specjax.train.task import (
     Make,
@@ -117,6 +119,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "pard2": Making(TrainPard2, pard2_task),
     "gad": Making(TrainGad, gad_task),
     "compressed_experts": Making(TrainCompressedExperts, compressed_task),
+    "pat": Making(Pat, pat_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
     "dparallel": Making(CertaintyForcing, _masked("dparallel", CertaintyForcing)),
 }

@@ -47,7 +47,7 @@ SUBSTITUTES = (
     ("models-*", "model=1", "model=8"),
     ("folders-*", "model=1", "model=8"),
     ("folders-*", "/tmp/", ""),
-    ("train-6", "answers.jsonl", "written.jsonl"),
+    ("train-7", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
     ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
     ("train-*", "temperature=0.7 ...", "temperature=0.7 --draft tiny-draft --data src --output two"),
@@ -92,7 +92,7 @@ AFTER = {
     "retrieval-2": "retrieval-1",
     "retrieval-3": "retrieval-1",
     "retrieval-4": "retrieval-1",
-    "train-15": "train-1",
+    "train-16": "train-1",
     "constraints-7": "constraints-6",
     "constraints-8": "constraints-7",
 }

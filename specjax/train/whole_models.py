@@ -26,6 +26,7 @@ from specjax.objectives.masked import (
     MaskedObjective,
 )
 from specjax.objectives.next_token import NextToken
+from specjax.objectives.pat import Pat
 from specjax.sharding.distributed import is_first
 from specjax.train.any_subset import any_subset_task
 from specjax.train.compressed_experts import compressed_task
@@ -37,6 +38,7 @@ from specjax.train.lexical_units import lud_task
 from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
+from specjax.train.pruned import pat_task
 from specjax.train.sorted_draft import s2d_task
 from specjax.train.task import (
     Make,
@@ -128,6 +130,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "gad": Making(TrainGad, gad_task),
     "compressed_experts": Making(TrainCompressedExperts, compressed_task),
     "a2d": Making(Conversion, a2d_task),
+    "pat": Making(Pat, pat_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
     "any_subset": Making(AnySubsetLoss, any_subset_task),
     "cap": Making(ConfidenceAware, _masked("cap", ConfidenceAware)),

@@ -47,7 +47,7 @@ SUBSTITUTES = (
     ("models-*", "model=1", "model=8"),
     ("folders-*", "model=1", "model=8"),
     ("folders-*", "/tmp/", ""),
-    ("train-6", "answers.jsonl", "written.jsonl"),
+    ("train-7", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
     ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
     ("train-*", "temperature=0.7 ...", "temperature=0.7 --draft tiny-draft --data src --output two"),

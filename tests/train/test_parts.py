@@ -21,6 +21,7 @@ from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.objectives.masked import CertaintyForcing, ConfidenceAware, Conversion, MaskedDiffusion
 from specjax.objectives.means import MEAN, Counted, Parts, counts
+from specjax.objectives.pat import Pat
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 from specjax.train.distill import Distill
 from specjax.train.loop import gradients
@@ -39,6 +40,7 @@ OTHERS = {
     "pard": TrainPard(tiny.TARGET, tiny.DRAFT, mask=31, depths=3),
     "pard2": TrainPard2(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, joined=Joined((-1, 1)), without=0.5),
     "lud": TrainLud(tiny.TARGET, tiny.TARGET, mask=31, depths=3, alpha=0.01),
+    "pat": Pat(tiny.TARGET, width=16, rank=5, lora_rank=2, updates=8),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "a2d": Conversion(tiny.DRAFT, 31, False, block=3),
     "cap": ConfidenceAware(tiny.DRAFT, 31, False, block=4),

@@ -46,6 +46,7 @@ from specjax.diffusion.cache import Vicinity as Vicinity
 from specjax.diffusion.cache import Cache as Cache
 from specjax.diffusion.unmask import Unmask as Unmask
 from specjax.diffusion.assd import AnySubset as AnySubset, Assd as Assd, AssdInfo as AssdInfo, AssdState as AssdState
+from specjax.diffusion.causal_context import CausalContext as CausalContext
 from specjax.diffusion.block import BlockDiffusion as BlockDiffusion, BlockState as BlockState
 from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion
 from specjax.diffusion.canvas import CanvasInfo as CanvasInfo

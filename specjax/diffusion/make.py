@@ -6,6 +6,7 @@ import jax
 
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache import Cache, NoCache
+from specjax.diffusion.causal_context import CausalContext
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
 from specjax.lm import LM, check_both_ways
@@ -15,6 +16,7 @@ from specjax.sharding.mesh import make_mesh
 def diffusion(
     target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
     shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0, align: str = "text",
+    causal_context: bool = False,
     mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (), warped: bool = False,
 ) -> DiffusionDecoder:  # fmt: skip
     """A masked-diffusion decoder from its parts.
@@ -30,6 +32,7 @@ def diffusion(
       causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
       sub_block: see `BlockDiffusion`.
       align: see `BlockDiffusion`.
+      causal_context: whether known tokens are read causally (`CausalContext`); then `align` is `prompt_end`.
       mesh: see `DiffusionDecoder`; one that `specjax.sharding.make_mesh` takes.
       never: see `DiffusionDecoder`.
       doubted: see `DiffusionDecoder`.
@@ -43,6 +46,8 @@ def diffusion(
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
     parts = (*parts, tuple(never), tuple(doubted), warped)
+    if causal_context:
+        return CausalContext(*parts, sub_block=sub_block, align=align).checked()
     if causal_blocks:
         return (policy.block_decoder or BlockDiffusion)(*parts, sub_block=sub_block, align=align).checked()
     for name, given in (("sub_block", sub_block), ("align", align != "text")):

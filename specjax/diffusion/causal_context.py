@@ -38,7 +38,7 @@ class CausalContext(BlockDiffusion):
         if self.policy.decoder is not None or self.align != "prompt_end":
             wrong = "align" if self.align != "prompt_end" else f"the policy {type(self.policy).__name__}"
             raise ValueError(
-                f"a model of both kinds counts blocks from the prompt's end and reads one a pass: leave {wrong} out"
+                f"a model of both kinds counts blocks from the prompt's end and reads one per pass: leave {wrong} out"
             )
         return super().checked()
 

@@ -76,13 +76,13 @@ def test_equal_to_passes_over_everything(name):
 
 def test_what_is_refused():
     for settings, said in (
-        ({"policy": FreeDave()}, "reads one a pass: leave the policy FreeDave out"),
+        ({"policy": FreeDave()}, "reads one per pass: leave the policy FreeDave out"),
         ({"policy": Wino()}, "leave the policy Wino out"),
         ({"policy": Threshold(), "cache": Prefix()}, "keeps an exact cache of finished blocks: choose the cache none"),
     ):
         with pytest.raises(ValueError, match=said):
             make(**settings)
-    with pytest.raises(ValueError, match="counts blocks from the prompt's end and reads one a pass: leave align out"):
+    with pytest.raises(ValueError, match="counts blocks from the prompt's end and reads one per pass: leave align out"):
         diffusion(LM, MASK, causal_context=True)
 
 

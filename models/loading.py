@@ -525,7 +525,9 @@ def _described(raw, file, own_mask):
         shape, canvas = gemma_config.from_hf(raw, generation.read(file.parent))
         return DiffusionGemmaLM(shape), canvas
     masked = masked_config.kind_of(raw) is not None
-    config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
+    config, diffusion = (
+        masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), masked_config.dual_of(raw))
+    )
     if diffusion is not None:
         unmask, cache = (_usual_policy(file.parent, name) for name in ("unmask", "cache"))
         diffusion = dataclasses.replace(diffusion, unmask=unmask, cache=cache)

@@ -102,6 +102,8 @@ _BLOCKS = {
     "nemotron_labs_diffusion": ("Ministral3ForCausalLM", False, "block_size", 100, 32),
 }
 _NEMOTRON = "nemotron_labs_diffusion"
+OF_BOTH = ("self_diffusion_mask", "self_diffusion_block")
+"""Our own fields of an autoregressive `config.json` whose model is of both kinds."""
 _NEMOTRON_FIXED = {
     "dlm_paradigm": ("bidirectional", "block_diff", "sbd_block_diff"), "dlm_type": ("llada", None),
     "attention_bias": (False, None), "mlp_bias": (False, None),
@@ -231,8 +233,9 @@ def published_threshold(config: Any, masked: Masked) -> float:
 def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
     """The `config.json` of a model, in the first layout that can express it.
 
-    A model of both kinds is written as Nemotron-Labs-Diffusion. With shifted logits, the layouts are Fast-dLLM v2's (with
-    blocks) and Dream's. Otherwise they are LLaDA 2's (if sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's
+    A model of both kinds is written as Nemotron-Labs-Diffusion if it has Ministral 3's layers, otherwise as its own
+    family with the fields of `dual_of`. With shifted logits, the layouts are Fast-dLLM v2's (with blocks) and Dream's.
+    Otherwise they are LLaDA 2's (if sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's
     (with experts), LLaDA's and A2D's.
 
     Raises:
@@ -240,7 +243,7 @@ def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
     """
     mask = {"mask_token_id": masked.mask_id}
     if masked.causal_context:
-        return _nemotron(config) | mask | {_BLOCKS[_NEMOTRON][2]: masked.block}
+        return _of_both(config, masked)
     if llada2.is_one(config):
         if masked.shift or not masked.block:
             raise ModelError(
@@ -279,14 +282,31 @@ def _named(kind: str) -> dict[str, Any]:
     return {"architectures": [name for name, known in ARCHITECTURES.items() if known == kind], "model_type": kind}
 
 
-def _nemotron(config: ModelConfig) -> dict[str, Any]:
-    """The fields of Nemotron-Labs-Diffusion, which are Ministral 3's."""
-    plain = hf_config.to_hf(dataclasses.replace(config, family=MINISTRAL_3.model_type))
-    if plain["model_type"] != MINISTRAL_3.model_type:
+def dual_of(config: dict[str, Any]) -> Masked | None:
+    """How an autoregressive model's `config.json` says that it is of both kinds: our own two fields; None: it is not.
+
+    Raises:
+      ModelError: on a mask or a block that it cannot have.
+    """
+    mask, block = (config.get(field) for field in OF_BOTH)
+    if mask is None and block is None:
+        return None
+    if not (is_id(mask) and mask < config.get("vocab_size", 0) and is_size(block)):
         raise ModelError(
-            f"a model of both kinds is written as {_NEMOTRON}, which has layers of Ministral 3, not of {plain['model_type']}"
+            f"config.json: {OF_BOTH[0]} and {OF_BOTH[1]} must be a token of the model and the length of a block, not "
+            f"{shown(mask)} and {shown(block)}"
         )
-    return plain | _named(_NEMOTRON) | {name: allowed[0] for name, allowed in _NEMOTRON_FIXED.items()}
+    return Masked(mask, False, block, align="prompt_end", causal_context=True)
+
+
+def _of_both(config: ModelConfig, masked: Masked) -> dict[str, Any]:
+    """The fields of a model of both kinds: Nemotron-Labs-Diffusion's, or its family's with ours."""
+    plain = hf_config.to_hf(config)
+    if plain["model_type"] != MINISTRAL_3.model_type:
+        return plain | dict(zip(OF_BOTH, (masked.mask_id, masked.block), strict=True))
+    fixed = {name: allowed[0] for name, allowed in _NEMOTRON_FIXED.items()}
+    own = {"mask_token_id": masked.mask_id, _BLOCKS[_NEMOTRON][2]: masked.block}
+    return plain | _named(_NEMOTRON) | fixed | own
 
 
 def _is_llada(config: ModelConfig, plain: dict[str, Any]) -> bool:

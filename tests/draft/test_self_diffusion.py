@@ -20,6 +20,7 @@ from specjax.draft.self_diffusion import replaced
 from specjax.expand import Chain, TopK
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
+from specjax.models.ropes import QueryScale
 from specjax.sampling.noise import gumbel
 from specjax.serve.engine import Engine
 
@@ -127,7 +128,8 @@ def lora(folder, target, names, rank=3):
 def test_an_adapter_is_for_the_drafting_pass_alone(tmp_path):
     """It lies in the model's folder, as published: drafts are those of the merged model, and the text is the target's."""
     how = Masked(31, shift=False, block=8, align="prompt_end", causal_context=True)
-    models.save(tmp_path / "model", tiny.TARGET, tiny.target_params(), diffusion=how)
+    grown = tiny.TARGET.config.every(models.AttentionConfig, query_scale=QueryScale(0.3, 5))  # so Ministral 3's layers
+    models.save(tmp_path / "model", LlamaLM(grown), tiny.target_params(), diffusion=how)
     target = models.load(tmp_path / "model", dtype="float32")
     names = [f"encoder.layers.{i}.self_attn.o_proj" for i in range(2)]
     added = lora(tmp_path / "model" / "linear_spec_lora", target, names)

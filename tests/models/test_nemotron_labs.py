@@ -148,15 +148,23 @@ def test_the_published_sizes():
     np.testing.assert_allclose(grown, [1, 1, 1.0693, 1.1386, 1.2197], atol=1e-4)
 
 
-def test_only_layers_of_ministral_are_written():
-    """A Llama of both kinds is one of them, with another rope."""
+def test_any_family_may_be_of_both_kinds(tmp_path):
+    """Its folder is its own family's with two more fields, which are checked."""
+    llama = models.LlamaLM(models.llama_config(V, 32, 40, 1, 4, 2, 8))
     how = Masked(MASK, shift=False, block=BLOCK, align="prompt_end", causal_context=True)
-    llama = models.llama_config(V, 32, 40, 1, 4, 2, 8)
-    assert models.masked.from_hf(models.masked.to_hf(llama, how))[0].layers == llama.layers
-    with pytest.raises(
-        ModelError, match="written as nemotron_labs_diffusion, which has layers of Ministral 3, not of qwen2"
-    ):
-        models.masked.to_hf(llama.every(models.AttentionConfig, qkv_bias=True), how)
+    models.save(tmp_path, llama, llama.init(jax.random.key(0)), diffusion=how)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["self_diffusion_mask"], config["self_diffusion_block"]) == (
+        "llama",
+        MASK,
+        BLOCK,
+    )
+    again = models.load(tmp_path)
+    assert (again.dual, again.masked, again.lm.config.layers) == (how, None, llama.config.layers)
+    for field, value in (("self_diffusion_mask", V), ("self_diffusion_block", 0), ("self_diffusion_block", None)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+        with pytest.raises(ModelError, match="must be a token of the model and the length of a block, not"):
+            models.load(tmp_path)
 
 
 def test_the_mode_of_a_way():

@@ -58,6 +58,25 @@ def merged(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
     return jax.tree.unflatten(tree, arrays)
 
 
+def changed(params: Any, adapter: Adapter, names: Names, layout: Layout) -> Any:
+    """Only the parameters that an adapter changes, changed, in nested dicts like `params`, which stay as they are.
+
+    The arguments and errors are those of `merged`.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    stored = stored_parts(leaves, names, layout)
+    every = [_places(name, stored, names) for name in (*adapter.whole, *adapter.changes)]
+    own: dict[Any, Any] = {}
+    for leaf in sorted({part.leaf for places in every for parts in places for part in parts}):
+        path, array = leaves[leaf]
+        *outer, last = (step.key for step in path)
+        inner = own
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[last] = jnp.copy(array)
+    return merged(own, adapter, names, layout)
+
+
 def _places(name: str, stored: Mapping[str, list[Part]], names: Names) -> list[list[Part]]:
     """The parts of a tensor, by its name in the file or in Llama's layout; of several experts' matrices those of each.
     Empty if the model has no such tensor."""

@@ -145,8 +145,14 @@ def load(
     more: dict[str, Any] = {"generation": generation.fields(home, raw), "starts": generation.starts(home, raw)}
     more |= {"adapter": tuple(one.folder for one in added), "weights": None if form is None else str(form)}
     eos_ids = generation.eos_ids(home, raw, lambda: getattr(words(), "eos_token_id", None))
-    made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, **more)
+    more |= _modes(diffusion)
+    made = Model(wide, None, words(), eos_ids, name, folder, dtype, **more)
     return _filled(reduced(cached(made, cache_dtype), reduce_dtype), lm, raw, weights, added, mesh, layers, other)
+
+
+def _modes(diffusion: masked_config.Masked | None) -> dict[str, Any]:
+    """The fields of a `Model` that say how it is used for diffusion."""
+    return {"dual" if diffusion is not None and diffusion.causal_context else "masked": diffusion}
 
 
 def _check_loaded(added: Sequence[Any], *others: Any) -> None:
@@ -336,6 +342,24 @@ def _naming(lm: LlamaLM | DiffusionGemmaLM | XlnetLM, raw: dict[str, Any]) -> tu
     return family.names_of(lm.config), family.layout
 
 
+def changed_parts(model: Model, adapter: str | os.PathLike[str]) -> Any:
+    """The parameters that an adapter would change, changed; the model keeps its own. See `adapter_merge.changed`.
+
+    Args:
+      model: with its parameters, read from a folder.
+      adapter: the folder or hub id of a PEFT LoRA adapter, or a folder inside the model's.
+
+    Raises:
+      ModelError: see `load`; and if the model is not of the Llama family, has no folder or no plain parameters.
+    """
+    if model.abstract or model.path is None or not isinstance(model.lm, LlamaLM) or finding.is_gguf(model.path):
+        raise ModelError(f"{model.name}: an adapter needs a model of the Llama family that was read from a folder")
+    formats.check_plain(model.params, "take no adapter")
+    inside = model.path / adapter
+    (one,) = _adapters(inside if inside.is_dir() else adapter, model.lm, _said(model.path)[0])
+    return adapter_merge.changed(model.params, one, *naming_of(model))
+
+
 def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """The text model's tensors, under the names of a text-only model."""
     return hf_config.family_of(raw).text(tensors, lm.config) if masked_config.kind_of(raw) is None else tensors
@@ -435,7 +459,7 @@ def abstract(
         weights = checked_format(_word(weights)[1], lm)
         params = _shapes(lm, dtype, mesh, weights)
     line = None if weights is None else str(weights)
-    model = Model(lm, params, None, (), str(asked), folder, dtype, diffusion, weights=line)
+    model = Model(lm, params, None, (), str(asked), folder, dtype, weights=line, **_modes(diffusion))
     return reduced(cached(model, cache_dtype), reduce_dtype)
 
 
@@ -513,7 +537,9 @@ def _described(raw, file, own_mask):
     if xlnet.describes(raw):
         return XlnetLM(xlnet.config_of(raw)), xlnet.gaps_of(raw, own_mask)
     masked = masked_config.kind_of(raw) is not None
-    config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
+    config, diffusion = (
+        masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), masked_config.dual_of(raw))
+    )
     if diffusion is not None:
         unmask, cache = (_usual_policy(file.parent, name) for name in ("unmask", "cache"))
         diffusion = dataclasses.replace(diffusion, unmask=unmask, cache=cache)

@@ -1,4 +1,4 @@
-"""The settings of masked diffusion, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D.
+"""The settings of masked diffusion, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2, Nemotron and A2D.
 
 `specjax.models.llada_moe` and `llada2` have those of LLaDA's models with experts.
 
@@ -10,6 +10,9 @@
 | Fast-dLLM v2 (arXiv:2509.26328) | Qwen2's | its block and earlier ones |
 | WeDLM (arXiv:2512.22737) | Qwen2's or Qwen3's | known tokens before it; a mask all known ones and earlier masks |
 | SDLM (arXiv:2509.24007) | Qwen2's | tokens before it; the last one and the masks after it each other |
+| Nemotron-Labs-Diffusion (github.com/NVIDIA-NeMo) | its own, over Ministral 3 | its block, and a causal prefix |
+
+Nemotron-Labs-Diffusion decodes autoregressively too: `Masked.causal_context`.
 
 A2D (autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions
 and no other change. If an A2D folder's `config.json` does not name the mask, its tokenizer does.
@@ -23,6 +26,7 @@ from typing import Any
 from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
 from specjax.models.families import ling
+from specjax.models.families.ministral import MINISTRAL_3
 from specjax.models.fields import check_fixed, is_id, is_size, shown
 from specjax.models.model_config import ModelConfig
 
@@ -44,6 +48,9 @@ class Masked:
         `specjax.diffusion.WindowDiffusion`); `block` is then the length of its window.
       delete_id: the id of the token that deletes its position (LLaDA2.2's DELETE); -1: there is none.
       split_id: the id of the token that puts a mask before the one there (SPLIT); -1: there is none.
+      causal_context: whether the model is of both kinds. Known tokens are then read by causal passes, whose output at a
+        position is for the next one; a pass over open positions sees all of their block, and its output at a position
+        is for that position. Such a model decodes autoregressively unless diffusion is asked for (`Model.dual`).
     """
 
     mask_id: int
@@ -56,13 +63,14 @@ class Masked:
     reordered: bool = dataclasses.field(default=False, kw_only=True)
     delete_id: int = dataclasses.field(default=-1, kw_only=True)
     split_id: int = dataclasses.field(default=-1, kw_only=True)
+    causal_context: bool = dataclasses.field(default=False, kw_only=True)
 
     @property
     def warped(self) -> bool:
         """Whether its published sampler takes confidences after temperature and filters.
 
-        The samplers of Dream, SDAR, TraDo, LLaDA 2, Fast-dLLM v2 and SDLM do; those of LLaDA, A2D and WeDLM take the model's
-        own probabilities."""
+        The samplers of Dream, SDAR, TraDo, LLaDA 2, Fast-dLLM v2 and SDLM do; those of LLaDA, A2D, WeDLM and Nemotron
+        take the model's own probabilities."""
         return self.shift or (self.block > 0 and self.align == "text" and not self.reordered)
 
     @property
@@ -102,6 +110,7 @@ ARCHITECTURES = {
     "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
     "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
     "WeDLMForCausalLM": "wedlm",
+    "NemotronLabsDiffusionModel": "nemotron_labs_diffusion",
 }  # fmt: skip
 # For block-diffusion models: the family whose names they have (None: their own), whether their logits are shifted, and
 # the field of the block length. Where a published config omits them, also the mask id and the block length.
@@ -110,7 +119,17 @@ _BLOCKS = {
     "sdar_moe": ("Qwen3MoeForCausalLM", False, "block_size", 151669, 4),
     "llada2_moe": (None, False, "block_size", llada2.MASK, llada2.BLOCK),
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
+    "nemotron_labs_diffusion": ("Ministral3ForCausalLM", False, "block_size", 100, 32),
 }
+_NEMOTRON = "nemotron_labs_diffusion"
+OF_BOTH = ("self_diffusion_mask", "self_diffusion_block")
+"""Our own fields of an autoregressive `config.json` whose model is of both kinds."""
+_NEMOTRON_FIXED = {
+    "dlm_paradigm": ("bidirectional", "block_diff", "sbd_block_diff"), "dlm_type": ("llada", None),
+    "attention_bias": (False, None), "mlp_bias": (False, None),
+}  # fmt: skip
+"""How it was trained, which of its weights' uses that leaves, and biases that it lacks. `autoregressive` has no diffusion
+mode, and `dream` shifts its logits."""
 # The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without. Our
 # own field `block_size` in config.json tells them apart, and our `block_align` says if blocks are not counted from the
 # prompt's end.
@@ -156,7 +175,8 @@ def kind_of(config: dict[str, Any]) -> str | None:
 
 
 def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[ModelConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2, A2D, WeDLM or SDLM model.
+    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2, A2D, WeDLM, SDLM or Nemotron
+    model.
 
     Args:
       config: parsed.
@@ -166,6 +186,8 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
       ModelError: on a missing mask id, or on unsupported values.
     """
     kind = kind_of(config)
+    if kind == _NEMOTRON:
+        check_fixed(config, _NEMOTRON_FIXED, "Nemotron-Labs-Diffusion")
     masked = _masked(kind, config, own_mask)
     if kind == "llada":
         shape = _llada_shape(config)
@@ -210,6 +232,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
         besides = ", or a tokenizer with a mask_token beside it" if kind in _A2D else ""
         raise ModelError(f"config.json of a diffusion model needs a mask_token_id{besides}, got {shown(mask_id)}")
     align = config.get("block_align", "prompt_end") if kind in _A2D and block else "text"
+    align = "prompt_end" if kind == _NEMOTRON else align
     if align not in ("text", "prompt_end"):
         raise ModelError(f"config.json: block_align must be text or prompt_end, got {shown(align)}")
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
@@ -218,7 +241,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     delete, split = llada2.edit_ids(config, mask_id) if kind == "llada2_moe" else (-1, -1)
     return Masked(
         mask_id, shift, block, sub_block=part, align=align, reordered=kind in ("wedlm", "sdlm"), delete_id=delete,
-        split_id=split,
+        split_id=split, causal_context=kind == _NEMOTRON,
     )  # fmt: skip
 
 
@@ -249,13 +272,17 @@ def published_threshold(config: Any, masked: Masked) -> float:
 def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
     """The `config.json` of a model, in the first layout that can express it.
 
-    With shifted logits, the layouts are Fast-dLLM v2's (with blocks) and Dream's. Otherwise they are LLaDA 2's (if
-    sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts), LLaDA's and A2D's.
+    A model of both kinds is written as Nemotron-Labs-Diffusion if it has Ministral 3's layers, otherwise as its own
+    family with the fields of `dual_of`. With shifted logits, the layouts are Fast-dLLM v2's (with blocks) and Dream's.
+    Otherwise they are LLaDA 2's (if sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's
+    (with experts), LLaDA's and A2D's.
 
     Raises:
       ModelError: if none can.
     """
     mask = {"mask_token_id": masked.mask_id}
+    if masked.causal_context:
+        return _of_both(config, masked)
     if llada2.is_one(config):
         if masked.shift or not masked.block:
             raise ModelError(
@@ -310,6 +337,33 @@ def _named(kind: str) -> dict[str, Any]:
     return {"architectures": [name for name, known in ARCHITECTURES.items() if known == kind], "model_type": kind}
 
 
+def dual_of(config: dict[str, Any]) -> Masked | None:
+    """How an autoregressive model's `config.json` says that it is of both kinds: our own two fields; None: it is not.
+
+    Raises:
+      ModelError: on a mask or a block that it cannot have.
+    """
+    mask, block = (config.get(field) for field in OF_BOTH)
+    if mask is None and block is None:
+        return None
+    if not (is_id(mask) and mask < config.get("vocab_size", 0) and is_size(block)):
+        raise ModelError(
+            f"config.json: {OF_BOTH[0]} and {OF_BOTH[1]} must be a token of the model and the length of a block, not "
+            f"{shown(mask)} and {shown(block)}"
+        )
+    return Masked(mask, False, block, align="prompt_end", causal_context=True)
+
+
+def _of_both(config: ModelConfig, masked: Masked) -> dict[str, Any]:
+    """The fields of a model of both kinds: Nemotron-Labs-Diffusion's, or its family's with ours."""
+    plain = hf_config.to_hf(config)
+    if plain["model_type"] != MINISTRAL_3.model_type:
+        return plain | dict(zip(OF_BOTH, (masked.mask_id, masked.block), strict=True))
+    fixed = {name: allowed[0] for name, allowed in _NEMOTRON_FIXED.items()}
+    own = {"mask_token_id": masked.mask_id, _BLOCKS[_NEMOTRON][2]: masked.block}
+    return plain | _named(_NEMOTRON) | fixed | own
+
+
 def _is_llada(config: ModelConfig, plain: dict[str, Any]) -> bool:
     """Whether LLaDA can express the model: no biases, plain rope, and heads that fill the width."""
     own = config.near
@@ -330,5 +384,16 @@ def llada_name(name: str) -> str:
     return f"{_LLADA_MODULES[module]}.{kind}"
 
 
-NAMES = {"llada": llada_name, "llada2_moe": ling.tensor_name}
+def nemotron_name(name: str) -> str:
+    """Nemotron-Labs-Diffusion's name of a tensor that has this name in Llama's layout.
+
+    >>> nemotron_name("model.layers.3.mlp.down_proj.weight")
+    'encoder.layers.3.mlp.down_proj.weight'
+    """
+    if name.startswith("lm_head."):
+        return "diffusion_head." + name.removeprefix("lm_head.")
+    return "encoder." + name.removeprefix("model.")
+
+
+NAMES = {"llada": llada_name, "llada2_moe": ling.tensor_name, _NEMOTRON: nemotron_name}
 """The naming of tensors, by kind, where it is not Llama's."""

@@ -38,6 +38,9 @@ class Model:
       dtype: the type of the parameters.
       masked: its settings for diffusion, a `Canvas` if it has no mask token, `Gaps` for an any-subset model; None for an
         autoregressive model.
+      dual: its settings for diffusion if it is a model of both kinds, autoregressive and diffusion
+        (`Masked.causal_context`); otherwise None. Such a model has no `masked`, so it decodes autoregressively;
+        `diffusing` is the same model for diffusion.
       longest: how many positions it was made for; None: as `lm.config` says, or unbounded.
       adapter: the folders of the LoRA adapters merged into its parameters, in their order.
       weights: the format of matrices kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
@@ -61,6 +64,7 @@ class Model:
     weights: str | None = None
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: tuple[int, ...] = ()
+    dual: masked_config.Masked | None = None
 
     def __repr__(self) -> str:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_quantised)) / 1e6
@@ -95,6 +99,11 @@ class Model:
     def abstract(self) -> bool:
         """Whether its parameters are shapes only (see `specjax.models.abstract`)."""
         return isinstance(jax.tree.leaves(self.params)[0], jax.ShapeDtypeStruct)
+
+    @property
+    def diffusing(self) -> "Model":
+        """The model for diffusion: a model of both kinds in its diffusion mode, any other model as it is."""
+        return self if self.dual is None else dataclasses.replace(self, masked=self.dual, dual=None)
 
     @property
     def canvas(self) -> masked_config.Canvas | None:

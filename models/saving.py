@@ -152,6 +152,9 @@ def _described(lm, diffusion):
     config = masked_config.to_hf(lm.config, diffusion)
     lines = {"unmask": diffusion.unmask, "cache": diffusion.cache}
     usual = {name: line for name, line in lines.items() if line}
+    if masked_config.kind_of(config) is None:  # of both kinds, and written as its own family
+        family = hf_config.family_of(config)
+        return config, usual, family.names_of(lm.config), family.layout
     return config, usual, masked_config.NAMES.get(config["model_type"], str), weights.hf_name
 
 

@@ -251,6 +251,10 @@ class Decode(abc.ABC):
     about: ClassVar[Named] = None
     """Its names in a line of text, and what its text guarantees."""
 
+    def mode(self, model: Any) -> Any:
+        """The model in the mode that this way decodes in, for a model of several kinds (`Model.dual`)."""
+        return model
+
     @abc.abstractmethod
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
         """The decoder for a model, and its parameters.

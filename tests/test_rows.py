@@ -48,6 +48,7 @@ KINDS = {
     "diffusion": diffusion.diffusion(LM, MASK, cache=diffusion.Prefix(), block_length=WIDTH),
     "block": diffusion.diffusion(LM, MASK, causal_blocks=True, block_length=WIDTH),
     "window": diffusion.diffusion(LM, MASK, reordered=True, block_length=WIDTH),
+    "causal_context": diffusion.diffusion(LM, MASK, causal_context=True, align="prompt_end", block_length=WIDTH),
     "free_dave": diffusion.diffusion(LM, MASK, free_dave.FreeDave(), block_length=WIDTH),
     "free_dave_blocks": diffusion.diffusion(LM, MASK, free_dave.FreeDave(), causal_blocks=True, block_length=WIDTH),
     "guided": diffusion.diffusion(LM, MASK, GUIDE, block_length=WIDTH),

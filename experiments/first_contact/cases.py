@@ -60,7 +60,7 @@ DRAFTERS = (
     "diffuspec:model=tiny-diffusion", "diffusion_draft:model=tiny-diffusion", "draft:model=tiny-draft",
     "tli:model={draft}", "slem:model={draft}", "omnidraft:model={draft}", "s2d:model={draft}", "easyspec:model=tiny",
     "pearl:model={draft}", "saguaro:model={draft}", "mirror_sd:model={draft}", "pard:model={draft}", "pard2:model={draft}",
-    "lud:pad=2,alpha=0.2",
+    "lud:pad=2,alpha=0.2", "self_diffusion:mask=2,length=4",
 )  # fmt: skip
 """All but `gad` and `main_experts`, for targets with an encoder and with experts; no shipped model has either."""
 VERIFIERS = {

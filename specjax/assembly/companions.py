@@ -395,6 +395,27 @@ def _pad(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return stored.kind(pad, **stored.fields).bind(target.lm), None
 
 
+def _own_mask(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A drafter that is the target in its diffusion mode, with an adapter for that mode if the line names one."""
+    from specjax.models.loading import changed_parts
+
+    fields = dict(stored.fields)
+    asked = fields.pop("adapter", "")
+    if stored.asked and not stored.asked.isdecimal():
+        raise ValueError(f"{stored.name}: mask must be the id of a token of the target, got {stored.asked!r}")
+    if not stored.asked and target.dual is None:
+        raise ValueError(
+            f"{stored.name} drafts with a model of both kinds, and {target.name!r} does not say that it is one (as "
+            f"Nemotron-Labs-Diffusion does): {stored.name}:mask=ID names the mask of one that learned it elsewhere"
+        )
+    mask = int(stored.asked) if stored.asked else target.dual.mask_id
+    params = changed_parts(target, asked) if asked else None
+    drafter = stored.kind(mask, **fields, adapted=params is not None).bind(target.lm)
+    if params is not None and mesh is not None:
+        params = jax.device_put(params, drafter.param_shardings(mesh, params))
+    return drafter, params
+
+
 def _prompted(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if target.tokenizer is None:
         raise ValueError(
@@ -520,6 +541,7 @@ LOADERS: dict[str, Loader] = {
     ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "pad": Loader(_pad, "", option="pad"),
+    "own_mask": Loader(_own_mask, "", option="mask", also={"adapter": ""}),
     "own_head": Loader(_own_head, ""),
     "rule_head": Loader(_rule_head, "", option="head"),
     "datastore": Loader(

@@ -65,8 +65,13 @@ class Diffusion(Decode):
         if wrong := [word for word in self.ends.split() if word not in ENDS]:
             raise ValueError(f"ends takes the words {' and '.join(ENDS)}, not {wrong[0]!r}")
 
+    def mode(self, model: Any) -> Any:
+        """See `Decode.mode`."""
+        return getattr(model, "diffusing", model)
+
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
         """See `Decode.bind`."""
+        model = self.mode(model)
         if model.any_subset:
             raise ValueError(f"{model.name} is an any-subset model, whose positions read no mask: decode it with assd")
         if not model.masked:
@@ -121,6 +126,7 @@ class Diffusion(Decode):
             block_length=usual if self.block_length is None else self.block_length,
             shift=model.masked.shift or self.shift,
             causal_blocks=model.masked.block > 0,
+            causal_context=model.masked.causal_context,
             cfg_scale=self.guidance,
             sub_block=self._parts(model),
             align=self.align or model.masked.align,

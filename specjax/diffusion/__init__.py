@@ -53,6 +53,7 @@ from specjax.diffusion.unmask import Unmask as Unmask
 from specjax.diffusion.assd import Assd as Assd, AssdInfo as AssdInfo, AssdState as AssdState
 from specjax.diffusion.assd_drafts import AnySubset as AnySubset, AnySubsetDraft as AnySubsetDraft
 from specjax.diffusion.assd_drafts import ContextNgram as ContextNgram, SelfDraft as SelfDraft
+from specjax.diffusion.causal_context import CausalContext as CausalContext
 from specjax.diffusion.block import BlockDiffusion as BlockDiffusion, BlockState as BlockState
 from specjax.diffusion.window import WindowDiffusion as WindowDiffusion, WindowState as WindowState
 from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion

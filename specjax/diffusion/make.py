@@ -6,6 +6,7 @@ import jax
 
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache import Cache, NoCache
+from specjax.diffusion.causal_context import CausalContext
 from specjax.diffusion.common import check_whole_blocks
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
@@ -17,7 +18,7 @@ from specjax.sharding.mesh import make_mesh
 def diffusion(
     target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
     shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0, align: str = "text",
-    reordered: bool = False,
+    reordered: bool = False, causal_context: bool = False,
     mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (), warped: bool = False,
 ) -> DiffusionDecoder:  # fmt: skip
     """A masked-diffusion decoder from its parts.
@@ -34,6 +35,7 @@ def diffusion(
       sub_block: see `BlockDiffusion`.
       align: see `BlockDiffusion`.
       reordered: whether the model reads causally, with its masks after all known tokens (`WindowDiffusion`).
+      causal_context: whether known tokens are read causally (`CausalContext`); then `align` is `prompt_end`.
       mesh: see `DiffusionDecoder`; one that `specjax.sharding.make_mesh` takes.
       never: see `DiffusionDecoder`.
       doubted: see `DiffusionDecoder`.
@@ -47,6 +49,8 @@ def diffusion(
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
     parts = (*parts, tuple(never), tuple(doubted), warped)
+    if causal_context:
+        return CausalContext(*parts, sub_block=sub_block, align=align).checked()
     if causal_blocks and not reordered:
         return (policy.block_decoder or BlockDiffusion)(*parts, sub_block=sub_block, align=align).checked()
     for name, given in (("sub_block", sub_block), ("align", align != "text")):

@@ -60,6 +60,7 @@ from specjax.draft.magicdec import MagicDec as MagicDec
 from specjax.draft.rapid import Rapid as Rapid
 from specjax.draft.main_experts import MainExperts as MainExperts
 from specjax.draft.lud import Lud as Lud
+from specjax.draft.self_diffusion import SelfDiffusion as SelfDiffusion
 from specjax.draft.lookahead import Lookahead as Lookahead
 from specjax.draft.cascade import Cascade as Cascade
 from specjax.draft.switch import Switch as Switch

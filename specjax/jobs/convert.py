@@ -64,7 +64,7 @@ def command(options: ConvertOptions) -> int:
         with bar(f"writing {output}"):
             models.save(
                 output, model.lm, model.params, tokenizer=model.tokenizer, eos_ids=model.eos_ids,
-                diffusion=model.masked, layout=options.layout, generation=model.generation,
+                diffusion=model.masked or model.dual, layout=options.layout, generation=model.generation,
             )  # fmt: skip
     note(f"{model.name} is in {output} ({options.layout}, {model.dtype.name}); use it with --model {output}")
     return 0

@@ -92,8 +92,8 @@ class Engine:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         check_starts(model)
-        self.model = model
         self.decode = usual_decode(model) if asked is None else asked
+        self.model = self.decode.mode(model)
         self.decoder, self.params = self.decode.bind(model, mesh=self.mesh, rows=rows, logprobs=logprobs)
         self.timing = Timing()
         self.prefix_cache = PrefixCache.of_engine(prefix_cache, self)

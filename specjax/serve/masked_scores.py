@@ -134,6 +134,11 @@ class MaskedScorer(Scorer):
         model = engine.model
         if model.masked is None or model.canvas is not None:
             raise ValueError(f"{model.name} has no masks: samples are for masked-diffusion models")
+        if model.masked.causal_context:
+            raise ValueError(
+                f"{model.name} is a model of both kinds, whose autoregressive mode has exact scores: leave decode and samples "
+                "out"
+            )
         if samples < 1:
             raise ValueError(f"a text needs at least one mask, got samples={samples}")
         own, decoder = model.masked, engine.decoder

@@ -17,6 +17,7 @@ from specjax.draft.main_experts.objective import TrainCompressedExperts
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.objective import TrainPard2
 from specjax.draft.s2d.objective import TrainS2D
+from specjax.draft.self_diffusion.objective import TrainSelfDiffusion
 from specjax.objectives.any_subset import AnySubsetLoss
 from specjax.objectives.masked import (
     CertaintyForcing,
@@ -29,6 +30,7 @@ from specjax.objectives.next_token import NextToken
 from specjax.objectives.pat import Pat
 from specjax.sharding.distributed import is_first
 from specjax.train.any_subset import any_subset_task
+from specjax.train.both_kinds import both_kinds_task
 from specjax.train.compressed_experts import compressed_task
 from specjax.train.conversion import a2d_task
 from specjax.train.distill import Distill
@@ -125,6 +127,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "lm": Making(NextToken, lm_task),
     "s2d": Making(TrainS2D, s2d_task),
     "lud": Making(TrainLud, lud_task),
+    "self_diffusion": Making(TrainSelfDiffusion, both_kinds_task),
     "pard": Making(TrainPard, pard_task),
     "pard2": Making(TrainPard2, pard2_task),
     "gad": Making(TrainGad, gad_task),

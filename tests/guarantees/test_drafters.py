@@ -45,6 +45,7 @@ _IN_THE_SLOW_SET = {
     "dflash2",
     "s2d",
     "lud",
+    "self_diffusion",
     "easyspec",
     "pearl",
     "saguaro",
@@ -68,7 +69,7 @@ SLOW = (
     "eagle3", "fspad", "griffin", "dovetail",
     "falcon", "gumiho", "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first",
     "mtp", "gemma4_assistant", "clover", "clover2", "ppd", "hidden_transfer", "kangaroo", "swift", "del", "small_cache",
-    "lookahead", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
+    "lookahead", "cascade", "switch", "s2d", "lud", "self_diffusion", "easyspec", "pearl",
     "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec", "rapid", "main_experts",
 )  # fmt: skip
 """Drafters of which other programs than that of the batch are in the slow set."""

@@ -99,7 +99,7 @@ SLOW = (
     "falcon", "gumiho",
     "peagle", "dflash", "dflash2", "dspark", "domino", "jetspec-best_first", "mtp", "gemma4_assistant", "clover", "clover2",
     "ppd", "hidden_transfer", "small_cache", "lookahead",
-    "draft-early_stop", "rasd", "cascade", "switch", "s2d", "lud", "easyspec", "pearl",
+    "draft-early_stop", "rasd", "cascade", "switch", "s2d", "lud", "self_diffusion", "easyspec", "pearl",
     "saguaro", "mirror_sd", "tli", "slem", "omnidraft", "longspec", "magicdec", "rapid", "main_experts",
 )  # fmt: skip
 

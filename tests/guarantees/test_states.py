@@ -53,8 +53,8 @@ from specjax.search.writer import Writer
 from specjax.sharding.mesh import make_mesh
 from specjax.state import Finish
 
-READS_BOTH_WAYS = ("diffusion_draft", "diffuspec")
-"""Drafters whose own model sees a text in both directions."""
+READS_BOTH_WAYS = ("diffusion_draft", "diffuspec", "self_diffusion")
+"""Drafters whose own model, or whose target, sees a text in both directions."""
 
 
 ELSEWHERE = ("none", "forced", "iad")

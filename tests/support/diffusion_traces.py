@@ -147,7 +147,7 @@ def ranked(order):
 def differences(line, seen, state, row):
     """What of a line is different: words, none where it is reproduced."""
     begin = len(line["prompt"])
-    end, mask_id = int(state.length[row]), model(line["model"]).masked.mask_id
+    end, mask_id = int(state.length[row]), model(line["model"]).diffusing.masked.mask_id
     canvas = seen[:, row, begin:end]
     moved = (canvas[1:] != canvas[:-1]) & ((canvas[1:] != mask_id) | (line["sampler"] in WITH_OPENINGS))
     changed = [np.flatnonzero(column).tolist() for column in moved.T]

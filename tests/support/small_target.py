@@ -27,6 +27,7 @@ from specjax.draft import (
     Pard2,
     Rasd,
     Rest,
+    SelfDiffusion,
     Switch,
     Trained,
 )
@@ -131,7 +132,7 @@ def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
         if isinstance(drafter, ModelDrafter | OnePass | Cascade | Ahead)
         else {}
     )
-    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard) else {}
+    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, OnePass | Pard | SelfDiffusion) else {}
     changes |= {"pad": lm.vocab_size - 1} if isinstance(drafter, Lud) else {}
     changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
     return dataclasses.replace(drafter, **changes)

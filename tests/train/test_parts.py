@@ -17,6 +17,7 @@ from specjax.draft.lud.objective import TrainLud
 from specjax.draft.pard.objective import TrainPard
 from specjax.draft.pard2.features import Joined
 from specjax.draft.pard2.objective import TrainPard2
+from specjax.draft.self_diffusion.objective import TrainSelfDiffusion
 from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.objectives.masked import CertaintyForcing, ConfidenceAware, Conversion, MaskedDiffusion
@@ -41,6 +42,7 @@ OTHERS = {
     "pard2": TrainPard2(tiny.TARGET, tiny.DRAFT, mask=31, depths=3, joined=Joined((-1, 1)), without=0.5),
     "lud": TrainLud(tiny.TARGET, tiny.TARGET, mask=31, depths=3, alpha=0.01),
     "pat": Pat(tiny.TARGET, width=16, rank=5, lora_rank=2, updates=8),
+    "self_diffusion": TrainSelfDiffusion(tiny.DRAFT, 31, block=4),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "a2d": Conversion(tiny.DRAFT, 31, False, block=3),
     "cap": ConfidenceAware(tiny.DRAFT, 31, False, block=4),
@@ -71,7 +73,7 @@ def started(name):
     """An objective, parameters, and what is frozen."""
     objective = of_name(name)
     target = frozen("acceptance" if name in ("acceptance", "distill_chosen") else "distill")
-    if name in ("masked", "a2d", "cap", "dparallel", "learn2pd"):
+    if name in ("masked", "a2d", "cap", "dparallel", "learn2pd", "self_diffusion"):
         target = tiny.draft_params()
     return objective, objective.init(jax.random.key(3), target), target
 

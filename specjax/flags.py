@@ -17,7 +17,7 @@ bench: -h --help suite --drafter --decode --peer --widen --compare --kind --alon
     --batch-size --repeats --seed --ignore-eos --compile-limit --text-limit --json --plot --answers --coverage
 eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
     --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare
-    --trust --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint
+    --baseline --margin --trust --temperature --max-new-tokens --seed --top-k --top-p --stop --constraint
     --task-constraint --ignore-eos --sampling --answers --json --plot --uncertainty
 check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --strict --json
 train: -h --help drafter --target --output --draft --draft-config --reference --draft-vocabulary --start --adapter

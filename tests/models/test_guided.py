@@ -177,8 +177,11 @@ def test_a_guide_and_its_model_lie_on_one_device():
 
 @pytest.mark.slow
 def test_a_line_names_the_other_model():
-    """With the model itself as the other one the text is that of guidance; another one writes another text."""
-    line = "plain:steer=(guidance:scale=2{})"
-    written = lambda more: specjax.generate("tiny", "Count from 3 to 9.", decode=line.format(more), max_new_tokens=8)
-    own, same_model, other = (written(more)[0].tokens for more in ("", ",model=tiny", ",model=tiny-draft,away=1.5"))
-    assert own == same_model != other
+    """With the model itself as the other one, text and log-probabilities are those of guidance; another one's are not."""
+    line = "plain:steer=(guidance:scale=1.5{})"
+    how = {"chat": True, "max_new_tokens": 8, "logprobs": True}
+    written = lambda more: specjax.generate("tiny", "Count from 3 to 9.", decode=line.format(more), **how)[0]
+    own, same_model, other = (written(more) for more in ("", ",model=tiny", ",model=tiny-draft,away=1.5"))
+    assert own.tokens == same_model.tokens and len(own.tokens) > 1
+    np.testing.assert_allclose(own.logprobs, same_model.logprobs, atol=1e-4)
+    assert abs(own.logprobs[0] - other.logprobs[0]) > 1e-3 or own.tokens != other.tokens

@@ -29,7 +29,7 @@ SELECTIONS = ('majority:answer="([a-m])"', "self_certainty", "borda:power=2", "f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("select", SELECTIONS, ids=str)
+@pytest.mark.parametrize("select", SELECTIONS, ids=["majority", "self_certainty", "borda", "first_finish", "reward"])
 def test_it_is_the_selection_among_a_greedy_text_and_draws(select):
     records = Hedged(4, select)(LARGE, ASKED, batch_size=3, **WARM)
     drawn = specjax.generate(LARGE, ASKED, num_return_sequences=4, **WARM, **HOW)
@@ -77,7 +77,7 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("call", "said"), REFUSED, ids=lambda case: str(case)[:40])
+@pytest.mark.parametrize(("call", "said"), REFUSED, ids=[said[:20] for _, said in REFUSED])
 def test_what_it_does_not_take(call, said):
     assert isinstance(LARGE, Model) and Hedged(2, Borda()).selection == Borda()
     with pytest.raises(ValueError, match=said):

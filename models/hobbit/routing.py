@@ -76,17 +76,18 @@ def _of_texts(lm: LlamaLM, params: Any, tokens: Array, ahead: int) -> Routing:
                 if isinstance(getattr(layer, "mlp", None), SparseMLP):
                     own = layer.mlp.router
                     routers.append(own)
-                    layer.mlp.router = lambda x, own=own: (read.append(x), own(x))[1]
+                    layer.mlp.router = lambda x, block=None, own=own: (read.append(x), own(x, block))[1]
             return model
 
     noted = Recording(**{field.name: getattr(lm, field.name) for field in dataclasses.fields(lm)})
     at = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
     block = Block(tokens, at, jnp.zeros(len(tokens), jnp.int32), None, causal=True)
     noted.layers(params, inputs(lm, params, block), 0, lm.num_layers, block, None)
-    own = [router(x) for router, x in zip(routers, read, strict=True)]
+    own = [router(x, block) for router, x in zip(routers, read, strict=True)]
     none = jnp.zeros_like(own[0][0]), jnp.full_like(own[0][1], -1)
     later = [
-        [routers[i + j](x) if i + j < len(read) else none for j in range(1, ahead + 1)] for i, x in enumerate(read)
+        [routers[i + j](x, block) if i + j < len(read) else none for j in range(1, ahead + 1)]
+        for i, x in enumerate(read)
     ]
     shape = lambda stacked: stacked.reshape(*tokens.shape, *stacked.shape[1:])
     weights, experts = (shape(jnp.stack(part, axis=1)) for part in zip(*own, strict=True))

@@ -108,7 +108,7 @@ class ConvolvedMLP(MLP):
         super().__init__(config, width, dtype, rngs, outputs)
         self.convolution = config.around.build(width, dtype, rngs)
 
-    def __call__(self, x, gating=None):
+    def __call__(self, x, gating=None, block=None):
         own = self.convolution.coefficients(x)
         return self.convolution(super().__call__(self.convolution(x, own, 0), gating), own, 1)
 

@@ -258,11 +258,8 @@ def _cache(options: EvopressOptions, target: Any, how: Published) -> Made:
         return CacheDivergence(target.lm, target.params, policies, levels, texts, top, options.batch_size)
 
     def write(candidate: Candidate) -> None:
-        file = Path(options.output)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_name(f".{file.name}.new")
-        fresh.write_text(f"{extended(options.cache or 'ems', f'budgets={spelt(candidate[0])}')}\n")
-        fresh.replace(file)
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+        replace(options.output, [f"{extended(options.cache or 'ems', f'budgets={spelt(candidate[0])}')}\n".encode()])
 
     about = f"{budget:g} older tokens for each of {count} layers"
     return space, measured, about, write

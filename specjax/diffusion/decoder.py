@@ -474,11 +474,15 @@ class DiffusionDecoder(Decoder[DiffusionState]):
         blocks = self.policy.blocks_open(state.memory)
         return state.limit if blocks is None else jnp.minimum(state.limit, state.prompt_length + blocks * self.span)
 
+    def _pass(self, state) -> Array:
+        """The number `[B]` of a pass among those that may draw a position's token."""
+        return state.stats.steps if self.policy.opens else state.step
+
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done
         sampled = state.sampling.temperature > 0
         # position and pass decide the noise: no two draws share theirs, and the canvas's capacity does not matter
-        keys = jax.vmap(jax.random.fold_in)(state.key, state.step)
+        keys = jax.vmap(jax.random.fold_in)(state.key, self._pass(state))
         tokens = logits.at[:, :, self.mask_id].set(-jnp.inf) if self.policy.sees_mask else logits
 
         def draw():
@@ -511,7 +515,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
 
     def _noise(self, state, at):
         """Uniforms `[B, W]` of these positions and of the pass; for an `ordered` policy, of the positions alone."""
-        step = jnp.zeros_like(state.step) if self.policy.ordered else state.step
+        step = jnp.zeros_like(state.step) if self.policy.ordered else self._pass(state)
         return uniform(jax.vmap(jax.random.fold_in)(state.key, step), at, CHOOSE)
 
     def _committed(self, state, at):

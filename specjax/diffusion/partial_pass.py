@@ -58,7 +58,8 @@ def read_drafts(
     batch, count, size = drafts.shape
     all_seen, active = seen, active & ~wide[:, None, None]
     if groups is not None:  # what the cache holds after the last active position is of later groups
-        seen = jnp.max(jnp.where(active[:, 0], jnp.arange(size, dtype=jnp.int32)[None] + 1, 0), axis=1)
+        last = jnp.max(jnp.where(active[:, 0], jnp.arange(size, dtype=jnp.int32)[None] + 1, 0), axis=1)
+        seen = jnp.minimum(seen, last)
     flat = active.reshape(batch, -1)
     slots = jnp.cumsum(flat, axis=1) - 1
     sources = (jnp.arange(count)[None, :, None] * size + source[:, None]).reshape(batch, -1)

@@ -58,10 +58,10 @@ class WindowDiffusion(DiffusionDecoder):
             raise ValueError(
                 "a model with causal attention keeps an exact cache: choose the cache none, and guidance 0"
             )
-        if self.policy.revises or self.policy.whole or self.policy.decoder is not None:
+        if not self.policy.slides:
             raise ValueError(
-                f"{type(self.policy).__name__} looks beyond the window or takes tokens back, and stored ones are final: choose "
-                "another policy, such as entropy"
+                f"{type(self.policy).__name__} decides over more than one pass or one block, and here a window slides in every "
+                "pass: choose another policy, such as entropy, and no steps"
             )
         return super().checked()
 

@@ -64,11 +64,11 @@ def a2d_task(target: Any, options: TrainOptions, read: Read) -> Task:
     to_hf(model.lm.config, masked)
     check_length(options, model.lm)
     params = jax.tree.map(lambda x: x.astype(jnp.float32), model.params)  # small updates must not be lost
-    lm, tokenizer, eos_ids = model.lm, model.tokenizer, model.eos_ids
+    lm, tokenizer, eos_ids, generation = model.lm, model.tokenizer, model.eos_ids, model.generation
 
     def save(folder: Path, params: Any) -> None:
         if is_first():
-            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, masked)
+            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, masked, generation=generation)
 
     return Task(made, params, None, save)
 

@@ -144,7 +144,7 @@ def check_masked(name: str, target: Any, options: TrainOptions, blocks: bool = F
         raise ValueError(f"{name} trains a diffusion model, and {target.name} is {target.kind}: train any_subset")
     own = target.masked
     if own.block and not blocks:
-        raise ValueError(f"{name} trains models that see the whole canvas, and the blocks of {target.name} do not")
+        raise ValueError(f"{name} trains models that see the whole canvas, and {target.name} does not")
     if own.block and (own.shift or own.reordered):
         raise ValueError(
             f"{name} trains models with blocks that have no shift and no window, and {target.name} has others"

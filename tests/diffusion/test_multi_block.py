@@ -9,8 +9,11 @@ import pytest
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, begin, params, texts
 
 import specjax
-from specjax.diffusion import BlockCausal, Fixed, Klass, MultiBlock, RunningConfidence, Threshold, diffusion
+from specjax import decoder as decoding
+from specjax.diffusion import BlockCausal, Fixed, Klass, MultiBlock, RunningConfidence, SlowFast, Threshold, diffusion
 from specjax.lm import Block, Wants
+from specjax.prompts import Prompts
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.state import Finish
 
 BLOCK = 4
@@ -93,16 +96,31 @@ def test_equal_to_a_loop_over_whole_passes(policy, causal, growth):
     assert found == [loop(row, policy, causal) for row in range(4)]
 
 
+GAPS = ([3, 1, 4], [3, 1, 4, MASK, MASK, *range(1, 17), MASK, MASK, 5, MASK])
+"""Prompts; the second has open spans, with so much known text between them that the active block jumps over some."""
+
+
+def with_gaps(decoder):
+    size = max(map(len, GAPS))
+    tokens = jnp.asarray([[*prompt, *[0] * (size - len(prompt))] for prompt in GAPS])
+    lengths = jnp.asarray([len(prompt) for prompt in GAPS])
+    prompts = Prompts(
+        tokens, lengths, row_keys(0, "ab"), jnp.asarray([17, 29]), SamplingArrays.make(2, temperature=0.0)
+    )
+    state = decoding.empty(decoder, params(), 2, L, None, 1, form=prompts.sampling.form)
+    return decoding.insert(decoder, params(), state, jnp.arange(2), prompts)
+
+
 @pytest.mark.parametrize(
     "policy",
-    [Fixed(), Threshold(0.3), RunningConfidence(), Klass(0.2, 3.0, 1)],
+    [Fixed(), Threshold(0.3), RunningConfidence(), Klass(0.2, 3.0, 1), SlowFast(), MultiBlock(0.35, 0.25, 0.75)],
     ids=lambda policy: type(policy).__name__,
 )
 @pytest.mark.slow
 def test_what_attention_by_blocks_reuses_is_exact(policy):
     """Every pass's logits, where they are read, are those of a whole pass with the same attention."""
     decoder = make(policy, BlockCausal())
-    state = begin(decoder)
+    state = with_gaps(decoder)
     read = jax.jit(lambda state: decoder._read(params(), state, *decoder._active(state))[0])
     step = jax.jit(lambda state: decoder.step(params(), state)[0])
     anew = lambda state: dataclasses.replace(state, stats=jax.tree.map(jnp.zeros_like, state.stats))  # a first pass

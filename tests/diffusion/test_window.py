@@ -14,7 +14,7 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, para
 import specjax
 from specjax import models
 from specjax.decode import Diffusion
-from specjax.diffusion import JointThreshold, Klass, LongestPrefix, Prefix, Threshold, diffusion
+from specjax.diffusion import Credit, JointThreshold, LongestPrefix, Prefix, Threshold, diffusion
 from specjax.diffusion.unmask import EntropyBound
 from specjax.lm import Block, Wants
 from specjax.models import ModelError
@@ -118,14 +118,15 @@ def test_an_end_of_text_cuts_the_same_text():
 @pytest.mark.parametrize(
     ("make_one", "why"),
     [
-        (lambda: make(JointThreshold()), "JointThreshold looks beyond the window or takes tokens back"),
-        (lambda: make(Klass()), "Klass looks beyond the window or takes tokens back"),
+        (lambda: make(JointThreshold()), "JointThreshold decides over more than one pass or one block"),
+        (lambda: make(Credit()), "Credit decides over more than one pass or one block"),
+        (lambda: make(Threshold(steps=3)), "Threshold decides over more .* and no steps"),
         (lambda: make(Threshold(), cache=Prefix()), "keeps an exact cache: choose the cache none"),
         (lambda: LongestPrefix(rule="margin"), "longest_prefix needs threshold >= 0 and rule"),
         (lambda: make(Threshold(), sub_block=2), "sub_block is for models whose blocks do not see later ones"),
         (lambda: EntropyBound(penalty=-1.0), "entropy needs bound and penalty of at least 0 nats"),
     ],
-    ids=["edits", "whole", "cache", "rule", "parts", "penalty"],
+    ids=["edits", "memory", "steps", "cache", "rule", "parts", "penalty"],
 )
 def test_what_does_not_go_together(make_one, why):
     with pytest.raises(ValueError, match=why):

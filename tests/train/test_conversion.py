@@ -17,7 +17,8 @@ from specjax.models import LlamaLM, Masked, Model, llama_config
 from specjax.objectives.base import Batch
 from specjax.objectives.masked import Conversion, surprise
 from specjax.serve.engine import Engine
-from specjax.train.conversion import with_mask
+from specjax.train.conversion import a2d_task, with_mask
+from specjax.train.options import TrainOptions
 
 V, T, MASK, BLOCK = 9, 12, 8, 4
 LM = LlamaLM(llama_config(V, 16, 24, 2, 2, 2, 8, max_position_embeddings=64))
@@ -124,6 +125,34 @@ def test_training_makes_a_diffusion_model(files, tmp_path, capsys, block):
     (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)])
     assert record.tokens == [3, 4, 5, 6, 3, 4, 5, 6]
     capsys.readouterr()
+
+
+BIASED = changed(LM.config, qkv_bias=True)
+KINDS = {
+    "llama": (LM.config, "a2d", Masked(7, False)),
+    "llama-blocks": (LM.config, "a2d:block=4", Masked(7, False, 4, align="prompt_end")),
+    "llama-text": (LM.config, "a2d:block=4,align=text", Masked(7, False, 4)),
+    "qwen2": (BIASED, "a2d", Masked(7, False)),
+    "qwen2-shift": (BIASED, "a2d:shift=true", Masked(7, True)),
+    "qwen2-shifted-blocks": (BIASED, "a2d:block=8,shift=true", Masked(7, True, 8)),
+    "qwen3": (changed(LM.config, qk_norm=True), "a2d:block=4", Masked(7, False, 4, align="prompt_end")),
+    "qwen3-text": (changed(LM.config, qk_norm=True), "a2d:block=4,align=text", Masked(7, False, 4)),
+}
+"""A model's layers, a line, and how what it makes is decoded."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_was_made_is_read_back(tmp_path, name, tied):
+    config, line, masked = KINDS[name]
+    lm = LlamaLM(changed(config, tie_word_embeddings=tied))
+    params = jax.jit(lm.init)(jax.random.key(0))
+    target = Model(lm, params, words(V, "w7"), (2,), "plain", generation={"top_k": 7})
+    task = a2d_task(target, TrainOptions(drafter=line, output="", length=16), lambda: None)
+    task.save(tmp_path, jax.tree.map(np.asarray, task.params))
+    model = models.load(tmp_path, dtype="float32")
+    assert model.masked == masked and model.eos_ids == (2,) and model.generation["top_k"] == 7
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name,
             "dparallel",
             "blocks",
             [],
-            "dparallel trains models that see the whole canvas, and the blocks of blocks do not",
+            "dparallel trains models that see the whole canvas, and blocks does not",
         ),
         (
             "cap",

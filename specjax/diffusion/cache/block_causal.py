@@ -24,9 +24,6 @@ class BlockCausal(Cache):
     def groups(self, canvas):
         return jnp.maximum((canvas.at - canvas.prompt_length[:, None]) // canvas.width, -1)
 
-    def most(self, width, size):
-        return min(2 * width, size)
-
     def active(self, canvas):
         groups, of = self.groups(canvas), lambda at: (at - canvas.prompt_length) // canvas.width
         changed = jnp.min(jnp.where(canvas.fresh, groups, groups.shape[1]), axis=1)

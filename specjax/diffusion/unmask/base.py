@@ -208,6 +208,11 @@ class Unmask(abc.ABC):
         return self
 
     @property
+    def slides(self) -> bool:
+        """Whether its block may be a window that slides: it decides from one pass alone, with no schedule over a block."""
+        return False
+
+    @property
     def fills(self) -> bool:
         """Whether the last block of a block-diffusion model is filled beyond a text's end and then cut.
 

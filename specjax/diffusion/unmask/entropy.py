@@ -27,6 +27,10 @@ class EntropyBound(Unmask):
         if not self.bound >= 0 or not self.penalty >= 0:
             raise ValueError(f"entropy needs bound and penalty of at least 0 nats, got {self}")
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         score = negative_entropy(guess)
         if self.penalty:

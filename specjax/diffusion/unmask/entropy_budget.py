@@ -36,6 +36,10 @@ class EntropyBudget(Unmask):
         """The model's own probabilities, as in SGLang's EBSampling."""
         return False
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
         within = within_budget(-negative_entropy(guess), jnp.where(guess.masked, score, -jnp.inf), self.gamma)

@@ -31,6 +31,10 @@ class Factor(Unmask):
         if not self.factor > 0:
             raise ValueError(f"factor must be above 0, got {self.factor}")
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         fallen = -jnp.sort(jnp.where(guess.masked, -score, jnp.inf), axis=-1)

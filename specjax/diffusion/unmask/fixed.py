@@ -42,6 +42,10 @@ class Fixed(Unmask):
         rank = ranks(noise, masked)
         return jnp.where(rank < self.count(step, entry)[:, None], rank, masked.shape[1])
 
+    @property
+    def slides(self):
+        return not self.steps
+
     def __call__(self, guess, memory):
         score = self.score(guess)
         count = self.count(guess.step, guess.entry, guess.rounded)

@@ -33,6 +33,10 @@ class Hierarchy(Unmask):
         """The model's own probabilities, which dInfer uses with any model."""
         return False
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         run = jnp.cumsum(~guess.masked, axis=-1)

@@ -32,6 +32,10 @@ class LocalLeap(Unmask):
         if self.relaxed > self.anchor or self.radius < 0:
             raise ValueError(f"local_leap needs relaxed <= anchor and radius >= 0, got {self}")
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         anchor = guess.masked & (score >= self.anchor)

@@ -28,6 +28,10 @@ class LongestPrefix(Unmask):
         if not self.threshold >= 0 or self.rule not in ("low_confidence", "entropy"):
             raise ValueError(f"longest_prefix needs threshold >= 0 and rule low_confidence or entropy, got {self}")
 
+    @property
+    def slides(self):
+        return True
+
     def __call__(self, guess, memory):
         most = np.log(guess.log_probs.shape[-1])
         sure = confidence(guess) if self.rule == "low_confidence" else 1 + negative_entropy(guess) / most

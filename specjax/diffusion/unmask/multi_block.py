@@ -89,7 +89,8 @@ class MultiBlock(Unmask):
         write = write | self._surest(score, may, of, lacking)
         left = left - _by_block(write, of, blocks)
         last = jnp.take_along_axis(_share(left, total), memory[:, None] - 1, axis=1)[:, 0]
-        count = jnp.minimum(memory + (last >= self.add), view.blocks)
+        first = jnp.argmax(left > 0, axis=1)  # known text between open spans may lie before it
+        count = jnp.minimum(jnp.maximum(memory + (last >= self.add), first + 1), view.blocks)
         active = (view.place >= 0) & (view.at >= view.after[:, None] - width) & (view.at < view.after[:, None])
         slots = (view.after - width - view.at[:, 0])[:, None] + jnp.arange(width)[None]
         own = lambda x: jnp.take_along_axis(x, slots, axis=1, mode="clip")

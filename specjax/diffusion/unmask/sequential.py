@@ -27,6 +27,10 @@ class Sequential(Unmask):
         if self.steps < 0:
             raise ValueError(f"sequential needs steps >= 0, got {self.steps}")
 
+    @property
+    def slides(self):
+        return not self.steps
+
     def __call__(self, guess, memory):
         place = jnp.cumsum(guess.masked, axis=1) - 1
         count = Fixed(self.steps).count(guess.step, guess.entry, guess.rounded)

@@ -35,6 +35,10 @@ class Threshold(Unmask):
         if self.steps < 0:
             raise ValueError(f"threshold needs steps >= 0, got {self.steps}")
 
+    @property
+    def slides(self):
+        return not self.steps
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         sure = guess.masked & (score > self.threshold if guess.strict else score >= self.threshold)

@@ -132,7 +132,8 @@ class Chops(Stepwise):
             requests = [encoded(model, going_on(prompt, self.checklist)) for prompt in asked.prompts]
             most = self.checklist_tokens + SPARE + self.samples * (max_new_tokens + SPARE)
             room = max(map(len, frames)) + most + max(map(len, self._replies(model)))
-            check_fits(model, max(room, max(map(len, requests)) + self.checklist_tokens), self.samples, max_new_tokens)
+            room = max(room, max(map(len, requests)) + self.checklist_tokens)
+            check_fits(model, room, self.samples, max_new_tokens)
         lanes = len(parts[0].ids)
         pool = Pool(model, lanes, self.samples, asked, hedged=self.hedged)
         judge = (
@@ -161,7 +162,10 @@ class Chops(Stepwise):
         ]
 
     def _judged(self, judge: Writer, asked: Asked, drawn: Sequence[Sequence[Drawn]]) -> list[tuple[list[float], int]]:
-        """For every prompt the score of each completion, and the passes that it took."""
+        """For every prompt the score of each completion, and the passes that it took; no scores where there is no room.
+
+        Completions may be longer when they are read than when they were written, since bytes that are no character are.
+        """
         model, count = judge.model, len(asked.ids)
         passes, lists = np.zeros(count, np.int64), [""] * count
         if self.checklist_tokens:
@@ -172,14 +176,25 @@ class Chops(Stepwise):
             passes += judge.passes[:count] + blocks(asks, asked.ids)
         texts = [[one.text for one in own] for own in drawn]
         ids = tuple(encoded(model, self.question(*own)) for own in zip(asked.prompts, lists, texts, strict=True))
-        judge.enter(dataclasses.replace(asked, ids=ids))
-        scores = reply_scores(judge, [self._replies(model)] * count)
-        passes += judge.passes[:count] + blocks(ids, asked.ids)
+        replies = self._replies(model)
+        fits = [len(own) + max(map(len, replies)) <= judge.longest for own in ids]
+        read = tuple(own if ok else short for own, ok, short in zip(ids, fits, asked.ids, strict=True))
+        judge.enter(dataclasses.replace(asked, ids=read))
+        scores = reply_scores(judge, [replies if ok else [] for ok in fits])
+        passes += judge.passes[:count] + blocks(read, asked.ids)
         return list(zip(scores, passes.tolist(), strict=True))
 
     def _taken(self, prompt: Any, drawn: Sequence[Drawn], told: tuple[list[float], int] | None) -> Written:
         """The completion that was named, or the first one that did not fail."""
         scores, passes = ([0.0] * len(drawn), 0) if told is None else told
+        if not scores:  # the question about them had no room
+            steps, at = (
+                tuple(one.step for one in drawn),
+                next((i for i, own in enumerate(drawn) if own.end != "error"), 0),
+            )
+            return Written(
+                prompt, steps[at].text, list(steps[at].tokens), drawn[at].end, passes_of(drawn) + passes, steps=steps
+            )
         steps = tuple(dataclasses.replace(one.step, score=own) for one, own in zip(drawn, scores, strict=True))
         whole = [at for at, one in enumerate(drawn) if one.end != "error"] or [0]
         at = max(whole, key=lambda own: (scores[own], -own))

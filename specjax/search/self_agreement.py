@@ -178,7 +178,7 @@ class SelfAgreement(Stepwise):
         known = [max(1, len(os.path.commonprefix([own.ids, ids]))) for own, ids in zip(chains, second, strict=True)]
         longest = asked.max_new_tokens + len(words_of(model, self._replied("")))
         alone = [len(own.answers) == 1 for own in chains]
-        fits = [ok or len(ids) + longest <= model.max_length for ids, ok in zip(second, alone, strict=True)]
+        fits = [ok or len(ids) + longest <= judge.longest for ids, ok in zip(second, alone, strict=True)]
         judge.passes[:], judge.failed[:], judge.most[:] = 0, False, 0
         judge.back(np.asarray(known + [1] * (judge.rows - count)))
         reads = [ok and not one for ok, one in zip(fits, alone, strict=True)]

@@ -90,12 +90,16 @@ class Writer:
         dtype = jax.tree.leaves(self.params["target"])[0].dtype
         return decoding.empty(self.plain, self.params, rows, self.capacity, dtype, self.ends, form=form)
 
+    @property
+    def longest(self) -> int:
+        """How many tokens a row may hold."""
+        return min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
+
     def enter(self, asked: Asked) -> None:
         """Puts prompts into the first rows, read up to their last token; the other rows are free."""
         count = len(asked.ids)
-        most = min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
         self.clear()
-        self.most[:count] = [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
+        self.most[:count] = [min(len(own) + asked.max_new_tokens, self.longest) for own in asked.ids]
         self.put(dict(enumerate(asked.ids)), asked.keys, self.rows)
         self._set(length=self.length)  # of rows that are free now too
         self.tokens = to_host(self.state.tokens).copy()

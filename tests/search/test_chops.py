@@ -142,3 +142,17 @@ def test_what_it_does_not_take(fields, options, said):
 def test_the_command_says_what_is_missing(capsys):
     assert cli.main(["generate", "x", "--decode", "chops"]) == 2
     assert "set a temperature, or samples to 1" in capsys.readouterr().err
+
+
+def test_completions_that_grow_when_they_are_read_are_kept(monkeypatch):
+    """Without room for the question about them, the first one is taken, and has no score."""
+    monkeypatch.setattr("specjax.search.chops.SPARE", -60)
+    grown = dataclasses.replace(METHOD, each="m{answer}" + "g" * 100)
+    (record,) = grown(naming(2), ["dcb"], **WARM)
+    assert record.text == record.steps[0].text and record.score is None and record.finish_reason != "error"
+
+
+def test_a_long_request_for_a_checklist_has_room():
+    asks = dataclasses.replace(METHOD, checklist="n" * 400)
+    (record,) = asks(naming(2), ["dcb"], **WARM)
+    assert record.text == record.steps[1].text

@@ -47,7 +47,7 @@ def test_bytes_by_hand(plan):
     weights = 2 * (3 * (attention + norms + router) + 2 * 64 * 32 + 32)
     cache = 3 * 2 * 256 * 16 * 2
     assert r["cache_bytes"] == cache and 0 <= r["device_bytes"] - weights - cache < 4096, "besides is the state"
-    assert r["room"]["many"] == (r["limit"] - r["device_bytes"]) // (2 * numbers)
+    assert r["limit"] - r["device_bytes"] > 24 * 2 * numbers and r["room"] == {"many": 24, "few": 24}
     each = 3 * 2  # two experts in each layer
     mixed = round(each * (0.5 * 2 * numbers + 0.25 * few))
     want = {"hits": 0.0, "whole": each * 2 * numbers, "given": mixed, "few": each * few}

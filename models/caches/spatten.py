@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.models.caches.base import Old
+from specjax.models.caches.base import Old, kept_layers
 from specjax.models.caches.spatten_reads import Reads, cascade, spoken
 from specjax.pretty import Pretty
 
@@ -99,11 +99,16 @@ class SpAtten(Old):
     def asks(self):
         return self.chunk
 
+    def check(self, config):
+        counts = sorted({config.attention(i).num_key_value_heads for i in kept_layers(config)})
+        if self.heads < 1 and len(counts) > 1:
+            raise ValueError(
+                f"spatten:heads prunes the same heads in all layers, and these have {counts}: leave heads out"
+            )
+
     def init(self, config, layer, batch, capacity, dtype):
         kind = config.attention(layer)
         size, _ = self.kept(config, layer)
-        if self.heads < 1:
-            _check_heads(config)
         shape = (batch, kind.num_key_value_heads, 1)
         spoken, live = (jnp.zeros(shape), jnp.ones(shape, bool)) if self.heads < 1 else (None, None)
         zeros = lambda: jnp.zeros((batch, kind.num_key_value_heads, size, kind.head_dim), dtype)
@@ -112,7 +117,8 @@ class SpAtten(Old):
 
     def kept(self, config: Any, layer: int) -> tuple[int, int]:
         """How many older tokens and how many kv-heads a layer keeps."""
-        share = layer / max(config.num_hidden_layers - 1, 1)
+        layers = kept_layers(config)
+        share = layers.index(layer) / max(len(layers) - 1, 1)
         heads = config.attention(layer).num_key_value_heads
         return round(self.important + (self.last - self.important) * share), _heads_kept(heads, self.heads, share)
 
@@ -127,8 +133,9 @@ class SpAtten(Old):
     def reads(self, config: Any, tokens: int, low: float = 1.0, width: int = 16) -> tuple[int, int]:
         """The bits of keys and values that a step would read of a text, of a whole cache and of this one.
 
-        It counts for a machine that reads only what the method asks for. Both are stored in `width` bits, but keys with
-        `bits` are not. `low` is the share of queries that read the low bits.
+        It counts for a machine that reads only what the method asks for, in the layers whose older tokens are kept.
+        Both are stored in `width` bits, but keys with `bits` are not. `low` is the share of queries that read the low
+        bits.
 
         Args:
           config: a `ModelConfig`.
@@ -138,7 +145,7 @@ class SpAtten(Old):
         """
         folded = max(tokens - self.recent, 0) // self.chunk * self.chunk
         whole, pruned = 0, 0.0
-        for layer in range(config.num_hidden_layers):
+        for layer in kept_layers(config):
             kind, (size, heads) = config.attention(layer), self.kept(config, layer)
             seen = tokens - folded + min(size, folded)
             key = self.bits + self.more * low if self.bits else width
@@ -223,13 +230,6 @@ class SpAtten(Old):
 def _heads_kept(heads: int, last: float, share: float) -> int:
     """How many of `heads` are kept by a layer `share` of the way from the first to the last, which keeps `last` of them."""
     return max(round(heads * (1 + (last - 1) * share)), 1)
-
-
-def _check_heads(config: Any) -> None:
-    """Raises ValueError unless all layers have the same heads."""
-    counts = sorted({config.attention(i).num_key_value_heads for i in range(config.num_hidden_layers)})
-    if len(counts) > 1:
-        raise ValueError(f"spatten:heads prunes the same heads in all layers, and these have {counts}: leave heads out")
 
 
 def _same(a: Array, b: Array) -> Any:

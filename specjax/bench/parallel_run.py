@@ -130,6 +130,19 @@ def _mean(values: list[Any]) -> float:
 
 
 def _requests(options: BenchOptions, engine: Any, chosen: dict[str, Asked]) -> dict[str, list[Any]]:
+    """The requests of every task.
+
+    Raises:
+      ValueError: if a right answer does not fit into the new tokens.
+    """
+    tokenizer = engine.model.tokenizer
+    for line, asked in chosen.items():
+        right = max(len(tokenizer.encode(q.answer, add_special_tokens=False)) for q in asked.questions)
+        if right >= options.new_tokens:
+            raise ValueError(
+                f"a right answer of {line} has {right} tokens, and the model may write {options.new_tokens}: give "
+                f"--max-new-tokens {right + 1} or more"
+            )
     return {
         line: [
             engine.request(q.messages, id=f"{line} {i}", **options.of_prompts) for i, q in enumerate(asked.questions)

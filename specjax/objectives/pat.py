@@ -75,6 +75,8 @@ class Pat(Objective):
         for name in ("rank", "lora_rank", "lora_alpha", "reach"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"pat: {name} must be above 0, got {getattr(self, name)}")
+        if self.updates is not None and self.updates < 2:
+            raise ValueError("pat: the mask moves over at least 2 steps: give more --steps")
         size = self.lm.config.hidden_size
         if not 0 <= self.width < size:
             raise ValueError(

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 
 
 def chip_bytes(tree: Any) -> int:
-    """Bytes of a chip's shards."""
+    """Bytes of a chip's shards, without what lies in the host's memory."""
     total = 0
     for leaf in jax.tree.leaves(tree):
+        if getattr(leaf.sharding, "memory_kind", None) == "pinned_host":
+            continue
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
         total += math.prod(shape) * _bits(leaf.dtype) // 8
     return total

@@ -91,6 +91,7 @@ def record(asked: dict[str, Any], setup: step.Setup, model: Any, chip: Chip, giv
     held, each, small = step.sizes(setup), many // units, few // units
     device = held.arguments - many
     room = chip.hbm_bytes - device
+    fit = lambda size: min(max(room, 0) // size, own.layers * own.count)
     count = own.layers * own.touched(own.nodes)
     moved = lambda hit, high, low: round(count * (1 - hit) * (high * each + low * small))
     rows = [
@@ -106,7 +107,7 @@ def record(asked: dict[str, Any], setup: step.Setup, model: Any, chip: Chip, giv
         **asked, **dataclasses.asdict(given), "nodes": own.nodes, "layers": own.layers, "experts": own.count,
         "per_token": own.each, "touched": round(own.touched(own.nodes), 2), "device_bytes": device,
         "cache_bytes": held.cache, "host_bytes": {"many": many, "few": few}, "expert_bytes": {"many": each, "few": small},
-        "limit": chip.hbm_bytes, "fits": room >= 0, "room": {"many": max(room, 0) // each, "few": max(room, 0) // small},
+        "limit": chip.hbm_bytes, "fits": room >= 0, "room": {"many": fit(each), "few": fit(small)},
         "moved": rows, "tokens": own.rows,
     }  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
         "--model",
         tiny,
         "--tasks",
-        "copy,shuffle",
+        "copy:n=2,shuffle:n=2",
         "--samples",
         "4",
         "--decode",
@@ -112,10 +112,10 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
     status = cli.main([*words, "--max-new-tokens", "32", "--beside", "tiny-draft", "--json"])
     *rows, beside = json.loads(capsys.readouterr().out)["rows"]
     assert status == 0 and [row["decoder"] for row in rows] == ["fixed:steps=2,cache=none", "fixed:steps=4,cache=none"]
-    assert all(set(row["accuracy"]) == {"copy", "shuffle"} and row["accuracy"]["copy"] == 0 for row in rows)
+    assert all(set(row["accuracy"]) == {"copy:n=2", "shuffle:n=2"} and row["accuracy"]["copy:n=2"] == 0 for row in rows)
     assert [row["tokens_per_pass"] for row in rows] == [16.0, 8.0]
     assert beside["decoder"] == beside["model"] == "tiny-draft" and beside["tokens_per_pass"] <= 1
-    assert rows[0]["interval"]["copy"][0] == 0 and 0.4 < rows[0]["interval"]["copy"][1] < 0.6
+    assert rows[0]["interval"]["copy:n=2"][0] == 0 and 0.4 < rows[0]["interval"]["copy:n=2"][1] < 0.6
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,7 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
     (
         (["parallel", "--tasks", "frob"], "unknown task 'frob'; choose copy"),
         (["parallel", "--tasks", "copy:n=1"], "copy: n must be 2 to 50, got n=1"),
+        (["parallel", "--tasks", "copy:n=50", "--max-new-tokens", "64"], "a right answer of copy:n=50 has"),
         (["parallel", "--tasks", "copy:m=2"], "task 'copy:m=2': its only setting is n"),
         (["parallel", "--tasks", "copy:n=few"], "task 'copy:n=few': its only setting is n"),
         (["parallel", "--tasks", "sudoku:n=4"], "sudoku: it takes no n, got n=4"),

@@ -108,7 +108,7 @@ def text(tmp_path):
 
 
 FEW = (
-    "--generations 2 --offspring 4 --survivors 2 1 --tokens 128 256 --length 256 --budget 32 --levels 16 32 48".split()
+    "--generations 2 --offspring 4 --survivors 2 1 --tokens 192 256 --length 256 --budget 32 --levels 16 32 48".split()
 )
 
 
@@ -131,6 +131,11 @@ def test_the_command_writes_a_line_that_decoding_reads(text, tmp_path, capsys):
     [
         (["--cache", "spatten"], "--cache 'spatten' has no budget for each layer: choose ems"),
         (["--budget", "100"], "ems needs a chunk of at least 1, a budget of some chunks"),
+        (["--cache", "ems:budget=32"], "--cache: budgets are what is searched"),
+        (
+            [*FEW, "--tokens", "96", "256", "--cache", "ems:recent=16,chunk=16"],
+            "a round reads 96 tokens, and a prompt of the data has",
+        ),
         (["--legal", "x"], "--legal is not for a search of cache"),
         (["--group", "name"], "--group is not for a search of cache"),
         (["--fitness", "perplexity"], "a cache is searched by divergence: kl or sparse_kl"),

@@ -53,7 +53,7 @@ class Paraphrase(Task):
 
     def factors(self, question, text, tools):
         if not text.strip():
-            return {"other_words": 0.0}
+            return {"other_words": 0.0} if "bleu" in tools else {}
         found = {"other_words": 1 - tools["bleu"](text, question.given)} if "bleu" in tools else {}
         if "bert_score" in tools:
             found["meaning"] = tools["bert_score"](text, question.given)

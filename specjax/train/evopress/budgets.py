@@ -150,6 +150,15 @@ class CacheDivergence:
         """The tokens of every conversation."""
         return [len(text.ids) for text in self.texts]
 
+    def check_rounds(self, tokens: Sequence[int]) -> None:
+        """Raises ValueError if a round of so many tokens might read no answer."""
+        longest = max(text.first for text in self.texts)
+        if min(tokens) <= longest:
+            raise ValueError(
+                f"a round reads {min(tokens)} tokens, and a prompt of the data has {longest}: give more --tokens, or shorter "
+                "prompts"
+            )
+
     def __call__(self, candidates: Sequence[Candidate], chosen: Sequence[Cut]) -> list[float]:
         """See `specjax.train.evopress.population.Fitness`; `inf` for a candidate whose numbers are not finite."""
         totals: list[list[Array]] = [[] for _ in candidates]
@@ -163,7 +172,7 @@ class CacheDivergence:
             for own, candidate in zip(totals, candidates, strict=True):
                 places = jax.device_put(np.asarray([self.levels.index(level) for level in candidate[0]], np.int32))
                 own.append(_total(lms[0], self.params, prepared, places, counts, after, due, self.top))
-        means = np.asarray(jax.device_get(totals), np.float64).sum(axis=1) / max(count, 1)
+        means = np.asarray(jax.device_get(totals), np.float64).sum(axis=1) / count
         return [float(own) if math.isfinite(own) else math.inf for own in means]
 
     @functools.cached_property

@@ -246,6 +246,8 @@ def _cache(options: EvopressOptions, target: Any, how: Published) -> Made:
     policy = make_old(options.cache or "ems")
     if not isinstance(policy, EMS):
         raise ValueError(f"--cache {options.cache!r} has no budget for each layer: choose ems")
+    if policy.budgets or policy.budget != EMS().budget:
+        raise ValueError("--cache: budgets are what is searched, so leave budget and budgets out, and give --budget")
     budget, count = how.budget, len(kept_layers(target.lm.config))
     levels = tuple(sorted({*(options.levels or (int(budget / 2), int(budget), int(budget * 1.5)))}))
     space = Levels(levels, ((1,) * count,), budget, mutations=options.mutations)
@@ -255,7 +257,9 @@ def _cache(options: EvopressOptions, target: Any, how: Published) -> Made:
 
     def measured(rows: data.Rows) -> CacheDivergence:
         texts = conversations(rows, policy.recent + levels[0] + policy.chunk + 1)
-        return CacheDivergence(target.lm, target.params, policies, levels, texts, top, options.batch_size)
+        made = CacheDivergence(target.lm, target.params, policies, levels, texts, top, options.batch_size)
+        made.check_rounds([*how.tokens, how.initial[1]])
+        return made
 
     def write(candidate: Candidate) -> None:
         Path(options.output).parent.mkdir(parents=True, exist_ok=True)

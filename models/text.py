@@ -50,6 +50,8 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
         template, or a prompt that leaves no room for a token.
     """
     ids = _ids(model, prompt, what, chat, model.lm.vocab_size)
+    if model.any_subset and isinstance(prompt, str):
+        ids = _going_on(model.tokenizer, prompt, ids)
     if model.masked and model.masked.mask_id in ids:
         raise ValueError(
             f"the {what} holds the mask token (id {model.masked.mask_id}), which stands for a position to fill in; "
@@ -66,6 +68,14 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat:
             f"{model.max_length} positions, prompt and output together; shorten the {what}"
         )
     return tuple(ids)
+
+
+def _going_on(tokenizer: Any, text: str, ids: Sequence[int]) -> list[int]:
+    """The ids of a text without the special tokens that a tokenizer puts after it, since the text goes on."""
+    own = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    begins = (at for at in range(len(ids) - len(own) + 1) if list(ids[at : at + len(own)]) == own)
+    at = next(begins, None)
+    return list(ids) if at is None else list(ids[: at + len(own)])
 
 
 def gapped(model: Any, prompt: str | Sequence[Any], chat: Chat | None = None) -> tuple[int, ...]:

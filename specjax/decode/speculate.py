@@ -56,9 +56,9 @@ class Speculate(Decode):
     ) -> tuple[Speculative, PyTree]:
         """See `Decode.bind`."""
         if model.masked or model.canvas:
+            usual = "decode=assd" if model.any_subset else "a policy, such as decode=threshold (see `specjax policies`)"
             raise ValueError(
-                f"{model.name} is {model.kind}, and drafts are verified by an autoregressive one: decode with a policy, "
-                "such as decode=threshold (see `specjax policies`)"
+                f"{model.name} is {model.kind}, and drafts are verified by an autoregressive one: decode with {usual}"
             )
         verifier, verify_params = build_verifier(self.verifier, model)
         chosen = self.drafter or "none"

@@ -129,7 +129,7 @@ class LearningEngine(OnlineEngine):
             self._save()
             draft, own = self._draft, self.student.model(self.draft_params)
             models.save(
-                self._own_folder, draft.lm, own, draft.dtype_name, draft.tokenizer, draft.eos_ids,
+                self._own_folder, draft.lm, own, draft.dtype_name, draft.tokenizer, draft.eos_ids, draft.dual,
                 generation=draft.generation,
             )  # fmt: skip
             if (head := self.student.head(self.draft_params)) is not None:

@@ -53,10 +53,11 @@ def compressed_task(target: Any, options: TrainOptions, read: Read) -> Task:
 
         return Task(objective, params, target.params, save_own)
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)  # small updates would be lost otherwise
-    tokenizer, eos_ids, generation = target.tokenizer, target.eos_ids, target.generation  # nothing else outlives this
+    # nothing else of the target outlives this
+    tokenizer, eos_ids, generation, dual = target.tokenizer, target.eos_ids, target.generation, target.dual
 
     def save_all(folder: Path, params: Any) -> None:
         if is_first():
-            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, generation=generation)
+            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, dual, generation=generation)
 
     return Task(objective, params, None, save_all)

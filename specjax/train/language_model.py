@@ -45,12 +45,12 @@ def lm_task(target: Any, options: TrainOptions, read: Read) -> Task:
     if sparsity is not None:
         blocks_of(model.lm.config)
     objective = NextToken(model.lm, sparsity, **of_loss)
-    lm, generation = model.lm, model.generation
+    lm, generation, dual = model.lm, model.generation, model.dual
     tokenizer, eos_ids = target.tokenizer, target.eos_ids  # of the target, nothing else outlives this function
 
     def save(folder: Path, params: Any) -> None:
         if is_first():
-            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, generation=generation)
+            models.save(folder, lm, params, options.save_dtype, tokenizer, eos_ids, dual, generation=generation)
 
     return Task(objective, model.params, None, save)
 

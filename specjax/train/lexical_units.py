@@ -42,7 +42,7 @@ def lud_task(target: Any, options: TrainOptions, read: Read) -> Task:
     def save(folder: Path, params: Any) -> None:
         if is_first():
             models.save(
-                folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids,
+                folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.dual,
                 generation=target.generation, fields={LUD: pad},
             )  # fmt: skip
 

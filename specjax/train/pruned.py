@@ -33,11 +33,12 @@ def pat_task(target: Any, options: TrainOptions, read: Read) -> Task:
     hf_config.to_hf(objective.narrow.config)  # a model that no file can describe is an error before it is trained
     params = objective.init(jax.random.key(options.seed), target.params)
     tokenizer, eos_ids, generation, frozen = target.tokenizer, target.eos_ids, target.generation, target.params
+    dual = target.dual
 
     def save(folder: Path, params: Any) -> None:
         lm, narrow = objective.cut(params, distributed.to_host(frozen))
         if distributed.is_first():
-            models.save(folder, lm, narrow, options.save_dtype, tokenizer, eos_ids, generation=generation)
+            models.save(folder, lm, narrow, options.save_dtype, tokenizer, eos_ids, dual, generation=generation)
             size, above = objective.lm.config.hidden_size, int((params["mask"] > 0).sum())
             note(f"{objective.kept} of {size} channels are kept; {above} have a mask above 0")
 

@@ -135,7 +135,7 @@ def check_encoder(target: Any, lines: Lines, name: str, otherwise: str = "") -> 
 def check_masked(name: str, target: Any, options: TrainOptions, blocks: bool = False) -> None:
     """Raises ValueError on options or a target that do not suit the training of a diffusion model.
 
-    `blocks`: whether models with blocks are trained, if these count from the text's beginning and logits are not shifted.
+    `blocks`: whether models with blocks are trained, if logits are not shifted.
     """
     refuse(options, ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start"), name)
     if target.masked is None:

@@ -6,6 +6,8 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+import tokenizers
+import transformers
 
 import specjax
 from specjax import cli, models
@@ -147,13 +149,28 @@ def test_prompts_that_cannot_be_used_are_one_line(model, name):
     assert "\n" not in str(error.value)
 
 
+def test_a_text_that_goes_on_has_no_ends_of_the_tokenizer(model, words):
+    """XLNet's writes `<sep><cls>` after every text."""
+    backend = tokenizers.Tokenizer.from_str(words.whole().backend_tokenizer.to_str())
+    added = [(token, words.convert_tokens_to_ids(token)) for token in words.all_special_tokens[:2]]
+    (first, one), (second, two) = added
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{first} $A {second} {first}", special_tokens=[(first, one), (second, two)]
+    )
+    ending = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, mask_token=words.mask_token)
+    model = dataclasses.replace(model, tokenizer=ending)
+    own = words.encode("Repeat the", add_special_tokens=False)
+    assert ending.encode("Repeat the") == [one, *own, two, one]
+    assert list(request(model, "Repeat the", max_new_tokens=3).ids) == [one, *own]
+
+
 def test_ways_that_do_not_suit_are_one_line(model):
     wrong = {
         "assd:drafter=bigrams": "unknown drafter of assd 'bigrams'; choose context_ngram, self",
         "assd:drafts=0": "assd needs drafts >= 1",
         "assd:rule=greedy": "rule of coupled, rejection",
         "threshold": "gaps is an any-subset model, whose positions read no mask: decode it with assd",
-        "prompt_lookup": "gaps is an any-subset model, and drafts are verified by an autoregressive one",
+        "prompt_lookup": "gaps is an any-subset model, and drafts are verified by an autoregressive one: decode with .*assd",
         "beam": "gaps is an any-subset model",
         "soft_thinking": "gaps is an any-subset model, and soft thinking",
     }

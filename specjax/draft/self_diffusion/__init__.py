@@ -113,8 +113,11 @@ class SelfDiffusion(TreeDrafter):
         def still(tokens: Array) -> Array:
             return (tokens == self.mask_id) & live[:, None]
 
-        def once(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            tokens, logits = carry
+        def on(carry: tuple[Array, Array, Array]) -> Array:
+            return jnp.any(still(carry[0])) & (carry[2] < self.depth)  # a draft of logits that are not finite ends too
+
+        def once(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            tokens, logits, passes = carry
             new, left = read(tokens), still(tokens)
             scores = new if sampler is None else sampler.scores(new, places, None, self.depth - 1)
             chosen = jnp.maximum(best(scores), 0)
@@ -122,10 +125,10 @@ class SelfDiffusion(TreeDrafter):
             sure = jnp.where(left, jnp.exp(sure), -1.0)
             surest = places == jnp.argmax(sure, axis=1)[:, None]
             write = left & ((sure >= self.threshold) | surest)
-            return jnp.where(write, chosen, tokens), jnp.where(write[:, :, None], new, logits)
+            return jnp.where(write, chosen, tokens), jnp.where(write[:, :, None], new, logits), passes + 1
 
         blank = jnp.zeros((*masks.shape, self.target.vocab_size), jnp.float32)
-        return jax.lax.while_loop(lambda carry: jnp.any(still(carry[0])), once, (masks, blank))[1]
+        return jax.lax.while_loop(on, once, (masks, blank, jnp.zeros((), jnp.int32)))[1]
 
 
 def replaced(params: PyTree, own: PyTree) -> PyTree:

@@ -100,7 +100,7 @@ def _writer(decoder: Any) -> Any:
     """A function from a token's name to its bytes, by the settings of a decoder of the `tokenizers` package."""
     kinds = [own["type"] for own in decoder.get("decoders", [decoder] if decoder else [])]
     if kinds == ["ByteLevel"]:
-        table = _byte_level()
+        table = byte_level()
         return lambda text: bytes(table[sign] for sign in text) if table.keys() >= set(text) else text.encode()
     replaced = [own for own in decoder.get("decoders", []) if own["type"] == "Replace"]
     joins = all(own["pattern"] == {"String": "\u2581"} and own["content"] == " " for own in replaced)
@@ -120,7 +120,7 @@ def _piece(text: str, falls: bool) -> bytes:
 
 
 @functools.cache
-def _byte_level() -> dict[str, int]:
+def byte_level() -> dict[str, int]:
     """The byte that each sign of a byte-level vocabulary stands for (GPT-2): printable Latin-1 signs stand for
     themselves, and the other bytes follow from U+0100 on.
     """

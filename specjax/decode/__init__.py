@@ -29,6 +29,7 @@ from specjax.search.x_mbr import XMbr as XMbr
 from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
 from specjax.search.plan_search import PlanSearch as PlanSearch
+from specjax.search.merged_prompts import MergedPrompts as MergedPrompts
 from specjax.search.coupling import HideMessage as HideMessage
 from specjax.search.coupling import ReadMessage as ReadMessage
 

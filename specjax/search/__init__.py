@@ -31,6 +31,9 @@ from specjax.search.verbalized import Verbalized as Verbalized
 from specjax.search.ralm import Ralm as Ralm
 from specjax.search.plan_search import PlanSearch as PlanSearch
 from specjax.search.plan_search import Planned as Planned
+from specjax.search.merged_prompts import MergedPrompts as MergedPrompts
+from specjax.search.merged_prompts import MergedWritten as MergedWritten
+from specjax.search.merged_prompts import Merger as Merger
 from specjax.search.coupling import HideMessage as HideMessage
 from specjax.search.coupling import ReadMessage as ReadMessage
 from specjax.search.knn_lm import KnnLm as KnnLm

@@ -28,6 +28,7 @@ from specjax.objectives.masked import (
 )
 from specjax.objectives.next_token import NextToken
 from specjax.objectives.pat import Pat
+from specjax.search.merged_prompts.objective import TrainMergedPrompts
 from specjax.sharding.distributed import is_first
 from specjax.train.any_subset import any_subset_task
 from specjax.train.both_kinds import both_kinds_task
@@ -37,6 +38,7 @@ from specjax.train.distill import Distill
 from specjax.train.gad import gad_task
 from specjax.train.language_model import lm_task
 from specjax.train.lexical_units import lud_task
+from specjax.train.merged_prompts import merged_task
 from specjax.train.new_draft import check_all_tokens, new_draft
 from specjax.train.options import TrainOptions
 from specjax.train.pard import pard2_task, pard_task
@@ -134,6 +136,7 @@ WHOLE_MODELS: dict[str, Making] = {
     "compressed_experts": Making(TrainCompressedExperts, compressed_task),
     "a2d": Making(Conversion, a2d_task),
     "pat": Making(Pat, pat_task),
+    "merged_prompts": Making(TrainMergedPrompts, merged_task),
     "diffusion": Making(MaskedDiffusion, _masked("diffusion", MaskedDiffusion)),
     "any_subset": Making(AnySubsetLoss, any_subset_task),
     "cap": Making(ConfidenceAware, _masked("cap", ConfidenceAware)),

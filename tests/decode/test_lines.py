@@ -65,6 +65,7 @@ SAID = {
     'hedged:samples=3,select=(majority:answer="is (.)")': decode.Hedged(3, 'majority:answer="is (.)"'),
     "verbalized:answers=3": decode.Verbalized(3),
     "e_lang:small=tiny-draft,threshold=12.5": decode.ELang("tiny-draft", 12.5),
+    "merged_prompts:merges=20,embedder=runs/merged": decode.MergedPrompts(20, "runs/merged"),
     "plan_search:observations=3,check=pkg.passed": decode.PlanSearch(3, check="pkg.passed"),
     "route:drafters=prompt_lookup:length=8|none,folder=runs/router": decode.Route(
         "prompt_lookup:length=8|none", folder="runs/router"

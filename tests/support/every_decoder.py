@@ -13,6 +13,7 @@ from support.small_diffusion import GUIDE, LM, MASK
 from support.small_diffusion import everything as of_diffusion
 from support.small_target import TARGET, line_of, params_of, said_by, weights, with_layers
 from support.two_models import LARGE, SMALL, STOPS
+from support.two_tokenizers import pair
 
 import specjax
 from specjax import decoder as decoding
@@ -35,6 +36,7 @@ from specjax.search import (
     EntropyAdaptive,
     EntropyAdaptiveDecoder,
     HideMessage,
+    MergedPrompts,
     Ralm,
     ReadMessage,
     SelfAgreement,
@@ -196,5 +198,6 @@ STEPWISE = {
     "hide_message": lambda: HideMessage("a")(LARGE, [[3, 8, 13]], **WARM),
     "read_message": lambda: ReadMessage((3, 8, 1), 1)(LARGE, [[3, 8, 13]], **WARM | {"top_k": 24}),
     "speculative_thinking": lambda: THINKING(LARGE, [[3, 8, 13]], **WARM),
+    "merged_prompts": lambda: MergedPrompts(2)(pair()[0], [[3, 8, 13, 3, 8]], **WARM),
 }
 """The searches that a host steps."""

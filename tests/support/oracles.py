@@ -23,6 +23,7 @@ ORACLES = {
         "chops": "tests/search/test_chops.py::test_the_completion_that_the_model_names_is_taken[2]",
         "x_mbr": "tests/search/test_x_mbr.py::test_without_other_languages_and_by_answers_it_is_the_majority[letter]",
         "verbalized": "tests/search/test_verbalized.py::test_a_reply_is_read_as_the_authors_parser_does[0]",
+        "merged_prompts": "tests/search/test_merged_prompts.py::test_texts_are_those_of_whole_passes[trained]",
         "self_agreement": "tests/search/test_self_agreement.py::test_texts_are_those_of_two_plain_runs[4]",
     },
     "SELECTIONS": {

@@ -24,6 +24,7 @@ from specjax.objectives.masked import CertaintyForcing, ConfidenceAware, Convers
 from specjax.objectives.means import MEAN, Counted, Parts, counts
 from specjax.objectives.pat import Pat
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+from specjax.search.merged_prompts.objective import TrainMergedPrompts
 from specjax.train.distill import Distill
 from specjax.train.loop import gradients
 
@@ -43,6 +44,7 @@ OTHERS = {
     "lud": TrainLud(tiny.TARGET, tiny.TARGET, mask=31, depths=3, alpha=0.01),
     "pat": Pat(tiny.TARGET, width=16, rank=5, lora_rank=2, updates=8),
     "self_diffusion": TrainSelfDiffusion(tiny.DRAFT, 31, block=4),
+    "merged_prompts": TrainMergedPrompts(tiny.TARGET, parts=3, rank=4),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "a2d": Conversion(tiny.DRAFT, 31, False, block=3),
     "cap": ConfidenceAware(tiny.DRAFT, 31, False, block=4),
@@ -75,6 +77,8 @@ def started(name):
     target = frozen("acceptance" if name in ("acceptance", "distill_chosen") else "distill")
     if name in ("masked", "a2d", "cap", "dparallel", "learn2pd", "self_diffusion"):
         target = tiny.draft_params()
+    if name == "merged_prompts":
+        target = {"lm": target, "begins": jnp.zeros(32, bool), "ends": jnp.zeros(32, bool)}
     return objective, objective.init(jax.random.key(3), target), target
 
 

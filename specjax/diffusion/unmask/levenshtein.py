@@ -49,15 +49,16 @@ class Levenshtein(Editing):
     writes at least as many positions as there are other masks, and more by the rule. A pass that would repeat itself changes
     its least sure token. The last pass over a block fills it, and moves nothing.
 
-    | | `reference` (LLaDA2.2's `generate`) | `served` (SGLang's `JointThresholdInDel`) |
-    |---|---|---|
-    | more than other masks | what a schedule of `steps` passes asks for, which may be none | one |
-    | other masks alone | as above; all after `steps` passes | all |
-    | passes after the originals | counted anew if one is open again | never counted anew |
-    | at most | `max_steps_per_block` passes | W + `max_post_steps` passes |
-    | repeats itself | it would write a block that an earlier pass wrote | it reads a block that an earlier pass read |
-    | another token | the likeliest but the one there; up to five positions | the likeliest that was never written there |
-    | a predicted mask | never | opens the position again |
+    `reference` is the rule of LLaDA2.2's `generate`. A schedule of `steps` passes says how many positions more than there
+    are other masks a pass writes, which may be none; after these passes it writes all. Passes after the originals count
+    anew once one is open again, and a block has at most `max_steps_per_block`. A pass repeats itself if it would write a
+    block that an earlier pass wrote; one of up to five positions then takes its likeliest token but the one there. A mask
+    is never predicted.
+
+    `served` is the rule of SGLang's `JointThresholdInDel`. A pass writes one position more than there are other masks, and
+    all of these once no original is open. Passes after the originals never count anew, and a block has at most
+    W + `max_post_steps`. A pass repeats itself if it reads a block that an earlier pass read; the position then takes the
+    likeliest token that was never written there. A predicted mask opens the position again.
 
     Where LLaDA2.2's own code draws the position to change, the least sure one is taken, as in FluxServe's port.
 

@@ -56,8 +56,8 @@ CHECKS = {
     ),
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
     "searches-10": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
-    "searches-15": lambda names, out: names["found"].text == "tea" and names["record"].error is None,
-    "searches-18": lambda names, out: (
+    "searches-16": lambda names, out: names["found"].text == "tea" and names["record"].error is None,
+    "searches-19": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     ),
     "use-4": lambda names, out: (  # each is an answer, and ends there

@@ -134,7 +134,7 @@ def words(bos=None):
 
 def with_words(**options):
     tokenizer, lm = words(**options), SimpleNamespace(vocab_size=8)
-    model = SimpleNamespace(tokenizer=tokenizer, name="words", lm=lm, masked=None, canvas=None)
+    model = SimpleNamespace(tokenizer=tokenizer, name="words", lm=lm, masked=None, canvas=None, any_subset=False)
     engine = object.__new__(Engine)
     engine.model = SimpleNamespace(**vars(model), max_length=100)
     return engine

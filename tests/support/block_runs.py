@@ -60,7 +60,7 @@ SUBSTITUTES = (
     ("use-*", "specjax bench", "specjax bench --drafter draft"),
     ("*", "--drafter all", "--drafter draft,medusa"),
     ("*", "--decode all", "--decode fixed:cache=none,threshold:cache=prefix"),
-    ("diffusion-*", "bench parallel", "bench parallel --samples 1 --tasks copy"),
+    ("diffusion-*", "bench parallel", "bench parallel --samples 1 --tasks copy:n=2"),
     ("diffusion-*", "json,code,edit,lists,translate,fill", "lists"),
     ("evaluate-*", "math,edit,lists --limit 50", "lists --limit 2"),
     ("bench-*", "--decode plain:cache=ems,plain:cache=gear", "--decode plain:cache=ems"),
@@ -78,6 +78,7 @@ SUBSTITUTES = (
 """In which blocks (a page's, mostly), what, and what stands there instead."""
 
 SHORT = {
+    "bench parallel": "--max-new-tokens 32",
     "bench": "--prompts 1 --repeats 1 --max-new-tokens 8",
     "capture": "--length 64",
     "check-head": "--max-new-tokens 8",

@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.chunks import chunked
-from specjax.objectives.base import Batch, Objective, Recipe, each_row
+from specjax.objectives.base import Batch, OfTarget, Recipe, each_row
 from specjax.objectives.losses import surprise
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import positions_at_a_time
-from specjax.sharding import shardings
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class AnySubsetLoss(Objective):
+class AnySubsetLoss(OfTarget):
     """Cross-entropy of the open positions of every text, in an order that the decoder uses (the paper's section 4).
 
     A share of a text's tokens, drawn for each row, is open; a prompt's tokens never are. Known positions see all known
@@ -59,18 +58,6 @@ class AnySubsetLoss(Objective):
                 "any_subset needs 0 < low <= high < 1, first in (0, 1) and warmup in [0, 1], got "
                 f"low={self.low}, high={self.high}, first={self.first}, warmup={self.warmup}"
             )
-
-    @property
-    def packed(self) -> bool:
-        """A row is one document, since its share and order are drawn for the row."""
-        return False
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
-
-    def init(self, key, target_params):
-        """The target's parameters, from which training continues."""
-        return target_params
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         """The loss in nats; `accuracy` is how often the likeliest token is the text's, over all open positions."""

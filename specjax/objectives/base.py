@@ -17,6 +17,7 @@ from specjax.lm import LM, Block, Output, Wants
 from specjax.models.param_axes import head_shardings
 from specjax.objectives.means import MEAN, Mean
 from specjax.settings import settle
+from specjax.sharding import shardings
 from specjax.sharding.rows import placed_rows
 
 Array = jax.Array
@@ -253,6 +254,28 @@ class Objective(abc.ABC):
           A scalar, and scalar metrics by name, which are also means: `acceptance` is what progress shows. `weight` is
           not a mean, but the weight that the first mean is taken over (if left out: `mask[:, 1:]`).
         """
+
+
+class OfModel(Objective):
+    """A loss of all parameters of a model, the field `lm`."""
+
+    def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
+        """See `Objective.param_shardings`."""
+        lm: Any = self.lm  # type: ignore[attr-defined]
+        return shardings(mesh, lm.axes(params), params, lm.axis_counts())
+
+
+class OfTarget(OfModel):
+    """A loss of the target's own parameters, with draws for every row."""
+
+    @property
+    def packed(self) -> bool:
+        """A row is one document, since something is drawn for the row."""
+        return False
+
+    def init(self, key: Array, target_params: PyTree) -> PyTree:
+        """The target's parameters, from which training continues."""
+        return target_params
 
 
 def each_row(draw: Callable[[Array], Any], key: Array, rows: int) -> Any:

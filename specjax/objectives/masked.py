@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Wants
-from specjax.objectives.base import Objective, each_row
+from specjax.objectives.base import OfTarget, each_row
 from specjax.objectives.means import MEAN
-from specjax.sharding import shardings
 
 if TYPE_CHECKING:
     from specjax.models import LlamaLM
@@ -21,7 +20,7 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedObjective(Objective):
+class MaskedObjective(OfTarget):
     """A loss of a masked-diffusion model's own parameters.
 
     Attributes:
@@ -40,18 +39,6 @@ class MaskedObjective(Objective):
     shift: bool
     block: int | None = dataclasses.field(default=None, kw_only=True)
     align: str | None = dataclasses.field(default=None, kw_only=True)
-
-    @property
-    def packed(self):
-        """Rates and blocks are drawn per row, and a row is one document."""
-        return False
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
-
-    def init(self, key, target_params):
-        """The target's parameters, from which training continues."""
-        return target_params
 
     def logits(self, params, tokens: Array, real: Array, batch: Any = None) -> Array:
         """For every position of `tokens` `[B, T]`, of which the `real` `[B, T]` are seen: `[B, T, V]`, without the mask

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 from specjax.kernels.chunks import chunked
 from specjax.lm import Wants
 from specjax.models.block_ffn import blocks_of, router_logits
-from specjax.objectives.base import Batch, Objective, each_row, read
+from specjax.objectives.base import Batch, OfModel, each_row, read
 from specjax.objectives.losses import surprise
 from specjax.objectives.means import MEAN
 from specjax.objectives.sparsity import Sparsity
 from specjax.objectives.teacher import positions_at_a_time
-from specjax.sharding import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken(Objective):
+class NextToken(OfModel):
     """Cross-entropy of the text's own tokens under a model that reads them from left to right.
 
     It is what draft models are pretrained with, and what they learn a target's completions with (FastDraft,
@@ -44,9 +43,6 @@ class NextToken(Objective):
     def __post_init__(self):
         if not 0 <= self.drop <= 1:
             raise ValueError(f"lm needs a share of dropped prompts in [0, 1], got drop={self.drop}")
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def init(self, key, target_params):
         """Random parameters."""

@@ -13,9 +13,8 @@ from specjax.search.pool import (
     SPARE,
     Drawn,
     Pool,
+    asked_in_words,
     blocks,
-    check_chat,
-    check_drawn,
     check_fits,
     check_place,
     going_on,
@@ -119,10 +118,7 @@ class Chops(Stepwise):
           ValueError: see `Asked.of`; also for several greedy completions, prompts of ids, or completions that might not
             fit.
         """
-        check_drawn(self.samples, sampling)
-        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys, self.draws)
-        for prompt in asked.prompts:
-            check_chat(prompt)
+        asked = asked_in_words(model, prompts, max_new_tokens, seed, sampling, keys, self.draws, self.samples)
         parts = asked.parts(batch_size)
         if not parts:
             return []

@@ -133,6 +133,32 @@ def reply_scores(writer: Writer, replies: Sequence[Sequence[Sequence[int]]]) -> 
     return found
 
 
+def asked_in_words(
+    model: Any, prompts: Sequence[Any], most: int, seed: int, sampling: dict[str, Any], keys: np.ndarray | None, draws: int,
+    samples: int,
+) -> Asked:  # fmt: skip
+    """What is asked by a method that puts completions, of which it draws several, after their prompts' words.
+
+    Args:
+      model: see `Asked.of`, as the next five.
+      prompts: texts or chats.
+      most: the most tokens of a completion.
+      seed: determines the noise, together with a prompt.
+      sampling: of the completions.
+      keys: see `Asked.of`.
+      draws: keys of each prompt.
+      samples: completions that are to differ.
+
+    Raises:
+      ValueError: see `Asked.of`; also for several greedy completions, and prompts of ids.
+    """
+    check_drawn(samples, sampling)
+    asked = Asked.of([model], prompts, most, seed, sampling, keys, draws)
+    for prompt in asked.prompts:
+        check_chat(prompt)
+    return asked
+
+
 def check_chat(prompt: Any) -> None:
     """Raises ValueError for a prompt that cannot go on in words: token ids, or a chat that ends with the assistant's turn."""
     if isinstance(prompt, str):

@@ -12,7 +12,7 @@ import numpy as np
 from specjax.about import About
 from specjax.models.text import encoded, new_text
 from specjax.sampling_params import SamplingArrays
-from specjax.search.pool import SPARE, Pool, check_chat, check_drawn, check_fits, going_on, reply_scores
+from specjax.search.pool import SPARE, Pool, asked_in_words, check_fits, going_on, reply_scores
 from specjax.search.selection import answer_of
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, words_of
 from specjax.search.writer import Writer
@@ -118,10 +118,7 @@ class SelfAgreement(Stepwise):
           ValueError: see `Asked.of`; also for several greedy completions, prompts of ids, or completions that might not
             fit.
         """
-        check_drawn(self.samples, sampling)
-        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys, self.draws)
-        for prompt in asked.prompts:
-            check_chat(prompt)
+        asked = asked_in_words(model, prompts, max_new_tokens, seed, sampling, keys, self.draws, self.samples)
         parts = asked.parts(batch_size)
         if not parts:
             return []

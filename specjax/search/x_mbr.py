@@ -11,7 +11,7 @@ import numpy as np
 from specjax.about import About
 from specjax.models.text import encoded
 from specjax.search.means import hidden_means
-from specjax.search.pool import Drawn, Pool, blocks, check_chat, check_drawn, check_place, going_on, passes_of
+from specjax.search.pool import Drawn, Pool, asked_in_words, blocks, check_place, going_on, passes_of
 from specjax.search.reward import ScorerError, function_of
 from specjax.search.selection import answer_of, prompt_text
 from specjax.search.stepwise import Asked, Stepwise, Written, words_of
@@ -123,10 +123,8 @@ class XMbr(Stepwise):
             of a language. `ScorerError` for a function that fails, or does not return a number for each text.
         """
         own: Any = self.bind(model)[0]
-        check_drawn(max(self.samples, self.foreign if self._languages else 1), sampling)
-        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys, self.draws)
-        for prompt in asked.prompts:
-            check_chat(prompt)
+        most = max(self.samples, self.foreign if self._languages else 1)
+        asked = asked_in_words(model, prompts, max_new_tokens, seed, sampling, keys, self.draws, most)
         parts = asked.parts(batch_size)
         if not parts:
             return []

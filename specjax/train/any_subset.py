@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from specjax import models
 from specjax.models import Gaps, xlnet
-from specjax.models.json_file import parsed
 from specjax.objectives.any_subset import AnySubsetLoss
 from specjax.sharding.distributed import is_first
+from specjax.train.new_draft import given_config
 from specjax.train.options import TrainOptions
 from specjax.train.task import Read, Task, check_plain, fields_of, refuse
 
@@ -51,14 +51,7 @@ def new_model(file: str, target: Any) -> tuple[xlnet.XlnetLM, Gaps]:
     Raises:
       ValueError: on a file that is no such config.
     """
-    try:
-        given = parsed(Path(file).read_bytes())
-    except OSError as error:
-        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
+    given = given_config(file)
     size = target.lm.vocab_size
     if given.get("vocab_size", size) != size:
         raise ValueError(f"--draft-config {file!r}: vocab_size must be the {size} of {target.name}: leave it out")

@@ -19,14 +19,7 @@ def new_draft(file: str, target: Any, kept: int = 0) -> Any:
     """
     from specjax.models import LlamaLM, hf_config
 
-    try:
-        given = parsed(Path(file).read_bytes())
-    except OSError as error:
-        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
+    given = given_config(file)
     config = target.lm.config
     shared = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
     if kept and "vocab_size" in given:
@@ -38,6 +31,23 @@ def new_draft(file: str, target: Any, kept: int = 0) -> Any:
     if kept:
         lm = CompactLM(lm, vocab_size=config.vocab_size)
     return ModelDrafter(lm).bind(target.lm).lm
+
+
+def given_config(file: str) -> dict[str, Any]:
+    """What the file of `--draft-config` holds.
+
+    Raises:
+      ValueError: on a file that is no JSON object.
+    """
+    try:
+        given = parsed(Path(file).read_bytes())
+    except OSError as error:
+        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
+    return given
 
 
 def check_all_tokens(*names: str | None) -> None:

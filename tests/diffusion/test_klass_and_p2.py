@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.small_diffusion import LIMITS, MASK, PROMPTS, begin, forward, make, params, texts
+from support.small_diffusion import LIMITS, MASK, PROMPTS, begin, distribution, make, params, texts
 
 import specjax
 from specjax.diffusion import Klass, PathPlanning
@@ -11,14 +11,6 @@ from specjax.diffusion.unmask import Guess
 from specjax.diffusion.unmask.base import Overview
 
 BLOCK = 8
-
-
-def read(canvas):
-    """Probabilities `[L, V]` without the mask, in float64."""
-    logits = np.asarray(forward(canvas), np.float64)
-    logits[:, MASK] = -np.inf
-    dist = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return dist / dist.sum(axis=1, keepdims=True)
 
 
 def written(row, step_of):
@@ -39,7 +31,7 @@ def klass(threshold, most, history, steps):
     memory = {"before": 0.0, "moved": []}
 
     def step_of(canvas, mine, step):
-        now = read(canvas)
+        now = distribution(canvas)
         kl = (now * (np.log(now + 1e-12) - np.log(memory["before"] + 1e-12))).sum(axis=1)
         memory["before"], memory["moved"] = now, [*memory["moved"], kl][-history:]
         masked = [i for i in mine if canvas[i] == MASK]
@@ -57,7 +49,7 @@ def klass(threshold, most, history, steps):
 
 def p2(steps, eta, kappa):
     def step_of(canvas, mine, step):
-        now = read(canvas)
+        now = distribution(canvas)
         known = [i for i in mine if canvas[i] != MASK]
         score = {i: np.log(now[i].max()) * (eta if i in known else 1) for i in mine}
         total = steps or len(mine)

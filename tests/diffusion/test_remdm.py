@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import diffusion_traces as traces
-from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, forward, make, params, texts, uniform_of
+from support.diffusion_traces import needs_traces
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, distribution, make, params, texts, uniform_of
 
 import specjax
 from specjax import models
@@ -14,14 +15,6 @@ from specjax.diffusion.unmask.remdm import SCHEDULES, times
 from specjax.lm import Block, Wants
 
 BLOCK = 8
-
-
-def read(canvas):
-    """Probabilities `[L, V]` without the mask, in float64."""
-    logits = np.asarray(forward(canvas), np.float64)
-    logits[:, MASK] = -np.inf
-    dist = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return dist / dist.sum(axis=1, keepdims=True)
 
 
 def loop(row, policy):
@@ -33,7 +26,7 @@ def loop(row, policy):
         total, sure = policy.steps or len(mine), {}
         write, again = policy.chances(*times(total))
         for step in range(total + 1):
-            dist, passes = read(canvas), passes + 1
+            dist, passes = distribution(canvas), passes + 1
             known = [i for i in mine if canvas[i] != MASK]
             weights = {i: np.exp(-sure[i]) for i in known}
             for i in mine:
@@ -110,6 +103,7 @@ def test_wrong_values(make_one, why):
         make_one()
 
 
+@needs_traces
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
@@ -118,8 +112,6 @@ def test_wrong_values(make_one, why):
 def test_equal_to_what_the_published_program_wrote(setting):
     """Its draws of a token or the mask, from the numbers that the line names, with this policy's chances."""
     lines = traces.lines_of(setting)
-    if not lines:
-        pytest.skip("needs shared/data/diffusion_traces beside the checkout")
     model = models.load(traces.FOLDER / lines[0]["model"], dtype="float32")
     mask, how = model.masked.mask_id, lines[0]["settings"]
     schedule = how["sampler"].removeprefix("remdm-").replace("-", "_")

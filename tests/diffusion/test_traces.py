@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import diffusion_traces as traces
+from support.diffusion_traces import needs_traces
 
 from specjax.diffusion import Levenshtein
 from specjax.diffusion import decoder as decoding
@@ -52,10 +53,6 @@ WARPED = {
 """Settings with the likeliest token of the warped distribution in place of a drawn one, and ties as in `TIED`."""
 
 EDITED = [name for name in traces.lines() if name.startswith("indel")]
-
-needs_traces = pytest.mark.skipif(
-    not traces.FOLDER.is_dir(), reason="needs the folder diffusion_traces in shared/data beside this checkout"
-)
 
 
 def reproduced(setting):

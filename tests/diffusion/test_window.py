@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import diffusion_traces as traces
+from support.diffusion_traces import needs_traces
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, params, texts
 
 import specjax
@@ -175,6 +176,7 @@ OF_WEDLM = {"architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "qk_no
 OF_SDLM = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "text_mask_token_id": 63}
 
 
+@needs_traces
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "named"),
@@ -183,8 +185,6 @@ OF_SDLM = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "text_m
 )
 def test_equal_to_what_the_published_program_wrote(tmp_path, setting, named):
     lines = traces.lines_of(setting)
-    if not lines:
-        pytest.skip("needs shared/data/diffusion_traces beside the checkout")
     for file in (traces.FOLDER / lines[0]["model"]).iterdir():
         shutil.copy(file, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -8,6 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from specjax import models
 from specjax.assembly.line import extended
@@ -17,6 +18,10 @@ from specjax.models import ModelError
 from specjax.serve.engine import Engine
 
 FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "diffusion_traces"
+needs_traces = pytest.mark.skipif(
+    not FOLDER.is_dir(),
+    reason="needs the folder diffusion_traces in shared/data beside this checkout: put what the samplers wrote there",
+)
 REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the others are those of an engine
 
 

@@ -117,6 +117,14 @@ def forward(canvas):
     return _forward(len(canvas))(jnp.asarray(canvas))
 
 
+def distribution(canvas):
+    """Probabilities `[L, V]` of a whole canvas without the mask, in float64."""
+    logits = np.array(forward(canvas), np.float64)
+    logits[:, MASK] = -np.inf
+    dist = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return dist / dist.sum(axis=1, keepdims=True)
+
+
 def uniform_of(row):
     """The noise that a policy meets in a row: a function of position and pass."""
     key = row_keys(0, [str(i) for i in range(4)])[row]

@@ -280,6 +280,18 @@ class Unmask(abc.ABC):
         """The choice, and the new memory."""
 
 
+class Lasting(Unmask):
+    """Decides over the whole canvas, with a memory that lasts as long as the row."""
+
+    @property
+    def whole(self):
+        return True
+
+    @property
+    def lasting(self):
+        return True
+
+
 class Editing(Unmask):
     """Overwrites tokens that it committed."""
 

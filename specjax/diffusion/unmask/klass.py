@@ -5,13 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks, scheduled_in
+from specjax.diffusion.unmask.base import Choice, Lasting, confidence, ranks, scheduled_in
 
 EPS = 1e-12  # inside logarithms, as in the original
 
 
 @dataclasses.dataclass(frozen=True)
-class Klass(Unmask):
+class Klass(Lasting):
     """Commits every token of the block that is sure enough, if its distribution has changed little in each of the last
     passes. If there is none, it commits as many of the surest as a schedule says.
 
@@ -38,14 +38,6 @@ class Klass(Unmask):
     def __post_init__(self):
         if not self.threshold >= 0 or not self.kl >= 0 or self.history < 1 or self.steps < 0:
             raise ValueError(f"klass needs threshold >= 0, kl >= 0, history >= 1 and steps >= 0, got {self}")
-
-    @property
-    def whole(self):
-        return True
-
-    @property
-    def lasting(self):
-        return True
 
     @property
     def warped(self):

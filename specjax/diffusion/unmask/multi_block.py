@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.arrays import Array
-from specjax.diffusion.unmask.base import Choice, Unmask, confidence, negative_entropy
+from specjax.diffusion.unmask.base import Choice, Lasting, confidence, negative_entropy
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiBlock(Unmask):
+class MultiBlock(Lasting):
     """Works on several blocks at once: the next one opens when a share `add` of the last open one is known.
 
     D2F's rule writes all predictions surer than `threshold` in the open blocks. A block is complete once a share
@@ -44,14 +44,6 @@ class MultiBlock(Unmask):
             raise ValueError(
                 f"multi_block needs threshold >= 0, add and complete in (0, 1] and entropy >= 0, got {self}"
             )
-
-    @property
-    def whole(self):
-        return True
-
-    @property
-    def lasting(self):
-        return True
 
     @property
     def opens(self):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, counted, ranks
+from specjax.diffusion.unmask.base import RULES, Choice, Lasting, Unmask, counted, ranks
 
 
 class Revising(Unmask):
@@ -64,7 +64,7 @@ class Redo(Revising):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningConfidence(Revising):
+class RunningConfidence(Revising, Lasting):
     """Every pass writes all open positions up to the block's end, then reopens the least sure tokens.
 
     These may be in earlier blocks too; a linear schedule says how many stay open. A token keeps the confidence with
@@ -83,14 +83,6 @@ class RunningConfidence(Revising):
     def __post_init__(self):
         if self.steps < 0 or self.rule not in RULES:
             raise ValueError(f"steps must be at least 0, and rule one of {', '.join(RULES)}; got {self}")
-
-    @property
-    def whole(self):
-        return True
-
-    @property
-    def lasting(self):
-        return True
 
     def __call__(self, guess, memory):
         view = guess.overview

@@ -8,15 +8,14 @@ import jax.numpy as jnp
 
 from specjax.draft.s2d.exits import Exits, check_exits
 from specjax.kernels.chunks import chunked
-from specjax.objectives.base import Objective
+from specjax.objectives.base import OfModel
 from specjax.objectives.losses import surprise
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import positions_at_a_time
-from specjax.sharding import shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainS2D(Objective):
+class TrainS2D(OfModel):
     """The sum over exits of the cross-entropy of the text's own tokens, each exit with the weight 1.
 
     No target takes part, so one draft model serves every target of its vocabulary.
@@ -31,9 +30,6 @@ class TrainS2D(Objective):
 
     def __post_init__(self):
         check_exits(self.exits, self.lm.num_layers)
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def init(self, key, target_params):
         """Random parameters."""

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Wants
-from specjax.objectives.base import Batch, Objective, check_not_negative, each_row
+from specjax.objectives.base import Batch, OfTarget, check_not_negative, each_row
 from specjax.objectives.masked import surprise
 from specjax.objectives.means import MEAN
-from specjax.sharding import shardings
 
 if TYPE_CHECKING:
     from specjax.models import LlamaLM
@@ -22,7 +21,7 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainSelfDiffusion(Objective):
+class TrainSelfDiffusion(OfTarget):
     """The published joint loss of a model's own parameters.
 
     One pass reads every row twice, at the same positions: with masks, and as it is. Each position of the first copy sees
@@ -53,18 +52,6 @@ class TrainSelfDiffusion(Objective):
                 f"self_diffusion needs block >= 1 and eps in (0, 1], got block={self.block} and eps={self.eps}"
             )
         check_not_negative("self_diffusion", self, "weight")
-
-    @property
-    def packed(self):
-        """Rates and blocks belong to a row, which is one document."""
-        return False
-
-    def param_shardings(self, mesh, params):
-        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
-
-    def init(self, key, target_params):
-        """The target's parameters, from which training continues."""
-        return target_params
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         rows, width = batch.tokens.shape
